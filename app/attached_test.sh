@@ -68,6 +68,11 @@ strike() {
   [[ -z $(processes) ]] || fail "processes are left: $(processes)"
 }
 
+# Of a JSON file: what is measured of collectives but for times; names with their depth; losses.
+counts() { grep -oE '"(purpose|calls_per_step_and_rank|bytes_per_step_all_ranks)": ?[^,}]*' "$1"; }
+fields() { grep -oE '^ *"[a-z_0-9]+":' "$1" | sort -u; }
+losses() { grep -oE '"(loss|grad_norm)": ?[^,}]*' "$1"; }
+
 case $scenario in
   verdict)
     # The same cases, findings and numbers as on forked ranks.
@@ -77,6 +82,37 @@ case $scenario in
     "$program" "${autotp[@]/--attach/--tables=off}" --output-dir forked >forked.txt
     cmp <(grep -v '"environment"' attached/report.txt) forked/report.txt \
       || fail "the report must be that of forked ranks"
+    # Collectives are the same; how long they take is measured on both.
+    cmp <(counts attached/report.json) <(counts forked/report.json) || fail "calls must be equal"
+    grep -q '"median_call_ms"' attached/report.json || fail "the report must have times"
+    ;;
+  bench)
+    # The fields, losses and calls of forked ranks.
+    export XDG_CACHE_HOME=$folder/cache
+    bench=(bench --impl autotp --model tiny --tp_size 2 --seq_length 16 --dtype float32
+      --num_training_steps 6 --warmup_steps 1)
+    expect 0 2 "${bench[@]}" --attach --expect-world-size 2 --output-dir attached
+    says_once '^gate: .* conforms \(exact\)'
+    says 'what is hidden is not measured'
+    "$program" "${bench[@]}" --output-dir forked >forked.txt
+    own=attached/results_autotp_tp2_dp1.json of_forked=forked/results_autotp_tp2_dp1.json
+    grep -q '"world_size": 2' "$own" || fail "the world must have 2 ranks"
+    [[ $(grep -c '"memory_after_setup_gb"' "$own") == 2 ]] || fail "both ranks must have rows"
+    for what in fields losses counts; do
+      [[ -n $($what "$own") ]] || fail "$what must be there"
+      cmp <($what "$own") <($what "$of_forked") || fail "$what must be those of forked ranks"
+    done
+    expect 0 2 "${bench[@]}" --attach --output-dir attached
+    says_once 'conformed \(exact\) with this program and CPU'
+    # auto: the processes of the job
+    expect 0 2 "${bench[@]/--tp_size/--expect-world-size}" --attach --output-dir auto
+    [[ -e auto/results_autotp_tp2_dp1.json ]] || fail "tp must be what the job has"
+    expect 2 2 "${bench[@]}" --dp_size 2 --attach
+    says_once 'has 4 ranks, the job has 2'
+    expect 2 2 bench sweep --model tiny --attach
+    says_once 'bench sweep has no --attach'
+    expect 2 2 "${bench[@]}"
+    says 'mpirun or srun started 2 processes .* add --attach'
     ;;
   train)
     expect 0 4 train --attach --subjects autotp --tp 2 --dp 2 --steps 3 --output-dir attached

@@ -14,7 +14,7 @@ namespace isoshard {
 class BenchOutput {
  public:
   /// Errors   as ReportFile.
-  explicit BenchOutput(const ParsedOptions& options) : options_(options), file_(options) {}
+  explicit BenchOutput(const ParsedOptions& options);
   /// What --quiet leaves out.
   void show(const Lines& lines, bool is_gated);
   /// What is printed always.

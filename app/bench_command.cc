@@ -51,8 +51,8 @@ int run_one(const ParsedOptions& options) {
   const BenchPlan plan = bench_plan_of(options);
   refuse_without_memory(plan);
   const std::filesystem::path file = plan.output_dir / results_file_name(plan);
-  require_output_file(file, "--output-dir");
-  const OutputFolder folder(plan.output_dir, "--output-dir");
+  if (reports_here()) require_output_file(file, "--output-dir");
+  const OutputFolder folder(reports_here() ? plan.output_dir : "", "--output-dir");
   BenchOutput output(options);
   Progress progress(1 + plan.repeat);
   BenchPrinter printer(plan, progress, output);
@@ -65,16 +65,21 @@ int run_one(const ParsedOptions& options) {
   if (result.gate.state == GateState::kFails) return output.finish_at_gate(name, result.gate);
   printer.show(result_lines(result));
   const std::string json = bench_json(result).dump(1) + "\n";
-  write_file_atomically(file, json);
+  if (reports_here()) write_file_atomically(file, json);
   printer.show({fmt::format("wrote {}", file.string())});
   if (is_quiet()) output.conclude(speed_lines(result), plan.is_gated);
   return output.finish(name, "measured", kExitConforms, json);
 }
 
 int run_bench_command(const ParsedOptions& options) {
-  refuse_several_processes("bench");
   const std::string action =
       options.given("action") ? options.get<std::string>("action") : std::string("run");
+  if (ranks_of_job(options) > 0 && action != "run") {
+    throw UsageError(fmt::format(
+        "bench {} has no --attach: it needs fresh processes for each configuration, which it "
+        "forks; start one process of it, without mpirun",
+        action));
+  }
   if (action == "run") return run_one(options);
   if (action == "compare") return bench_compare(options);
   if (action == "sweep") return bench_sweep(options);
@@ -84,6 +89,9 @@ int run_bench_command(const ParsedOptions& options) {
 }
 
 }  // namespace
+
+BenchOutput::BenchOutput(const ParsedOptions& options)
+    : options_(options), file_(options, reports_here()) {}
 
 void BenchOutput::show(const Lines& lines, bool is_gated) {
   const std::string text = text_of(lines, is_gated);
@@ -112,16 +120,19 @@ int BenchOutput::finish_at_gate(const std::string& name, const GateResult& gate)
 }
 
 Command bench_command() {
-  return {"bench",
-          "time an implementation, after a small twin of it was judged",
-          "bench [run | compare A B | sweep | plan] [options]",
-          "  isoshard bench --impl autotp --model small --dp_size 2 --tp_size 2 --seq_length 128 "
-          "--num_training_steps 20\n"
-          "  isoshard bench --impl fsdp_dtensor --model small --dp_size 2 --tp_size 2 "
-          "--seq_length 128 --num_training_steps 20\n",
-          declare_bench_options,
-          run_bench_command,
-          /*judges=*/true};
+  return {
+      "bench",
+      "time an implementation, after a small twin of it was judged",
+      "bench [run | compare A B | sweep | plan] [options]",
+      "  isoshard bench --impl autotp --model small --dp_size 2 --tp_size 2 --seq_length 128 "
+      "--num_training_steps 20\n"
+      "  isoshard bench --impl fsdp_dtensor --model small --dp_size 2 --tp_size 2 "
+      "--seq_length 128 --num_training_steps 20\n"
+      "  mpirun -n 4 isoshard bench --attach --impl autotp --model small --dp_size 2 --seq_length "
+      "128\n",
+      declare_bench_options,
+      run_bench_command,
+      /*judges=*/true};
 }
 
 }  // namespace isoshard

@@ -4,8 +4,12 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <array>
+#include <cstdint>
+#include <exception>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <utility>
 
 #include "app/bench_actions.h"
 #include "app/options/bench_options.h"
@@ -15,6 +19,7 @@
 #include "harness/cli/output_folder.h"
 #include "harness/cli/progress.h"
 #include "harness/verdict/exit_code.h"
+#include "harness/world/forked/forked_world.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/machine.h"
 #include "subjects/model/config/builtin.h"
@@ -37,6 +42,48 @@ constexpr double kShareOfMemory = 0.9;
 constexpr std::size_t kTableWidth = 80;
 /// "[ungated] " before each line.
 constexpr std::size_t kUngatedMark = 10;
+
+/// What became of a configuration: one vocabulary for plans and sweeps (docs/bench.md).
+enum class SweptState : std::uint8_t {
+  kFits,            ///< predicted to fit; nothing ran
+  kTooLarge,        ///< predicted not to fit; nothing ran
+  kMeasured,        ///< fits, conforms and was timed
+  kDoesNotConform,  ///< its gate failed, so nothing was timed
+  kFailed,          ///< its processes broke down
+  kNotRun,          ///< the sweep was interrupted before it
+  kNotPossible,     ///< its flags contradict each other, or the model
+};
+constexpr std::array<std::string_view, 7> kStateNames = {
+    "fits", "too large", "measured", "does not conform", "failed", "not run", "not possible"};
+
+std::string_view name_of(SweptState state) {
+  return kStateNames.at(static_cast<std::size_t>(state));
+}
+
+/// How many configurations came to each state.
+class SweptCounts {
+ public:
+  void add(SweptState state, std::size_t count = 1) {
+    counts_.at(static_cast<std::size_t>(state)) += count;
+  }
+  [[nodiscard]] std::size_t of(SweptState state) const {
+    return counts_.at(static_cast<std::size_t>(state));
+  }
+  /// "8 configurations: 5 fits, 2 too large, 1 not possible".
+  [[nodiscard]] std::string in_words() const {
+    std::string words;
+    std::size_t all = 0;
+    for (std::size_t i = 0; i < counts_.size(); ++i) {
+      all += counts_[i];
+      if (counts_[i] > 0)
+        words += fmt::format("{}{} {}", words.empty() ? "" : ", ", counts_[i], kStateNames.at(i));
+    }
+    return fmt::format("{} configuration{}: {}", all, all == 1 ? "" : "s", words);
+  }
+
+ private:
+  std::array<std::size_t, kStateNames.size()> counts_{};
+};
 
 struct SweptPlan {
   FlagList flags;  ///< what it has besides the flags of all
@@ -229,14 +276,94 @@ std::string command_that_fits(const BenchPlan& plan, double usable) {
   return "take fewer processes or shorter samples";
 }
 
+/// Of the ranks, those that run on this machine.
+double share_of_ranks_here(const Case& item) {
+  const Peers* const peers = default_launcher().peers();
+  if (peers == nullptr || num_processes(item) == 1) return 1;
+  const Hosts& hosts = peers->hosts();
+  const auto host =
+      static_cast<std::size_t>(hosts.host_of.at(static_cast<std::size_t>(peers->index())));
+  return std::min(1.0, static_cast<double>(hosts.num_processes.at(host)) / num_processes(item));
+}
+
+/// Why it is not run; empty if there is memory for it.
+std::string why_too_large(const BenchPlan& plan) {
+  try {
+    refuse_without_memory(plan);
+  } catch (const UsageError& error) {
+    return error.what();
+  }
+  return "";
+}
+
+void show_refused(const SweepRequest& request, BenchOutput& output, SweptCounts& counts,
+                  bool is_gated) {
+  for (const std::string& line : request.refused)
+    output.show({fmt::format("{}: {}", name_of(SweptState::kNotPossible), line)}, is_gated);
+  counts.add(SweptState::kNotPossible, request.refused.size());
+}
+
+/// Of a sweep the worst that came up; what did not fit counts where nothing was measured.
+std::pair<SweptState, int> end_of(const SweptCounts& counts) {
+  for (const SweptState bad :
+       {SweptState::kFailed, SweptState::kDoesNotConform, SweptState::kNotRun}) {
+    if (counts.of(bad) > 0) return {bad, kExitConforms};  // with the codes of its configurations
+  }
+  if (counts.of(SweptState::kMeasured) > 0) return {SweptState::kMeasured, kExitConforms};
+  return {SweptState::kTooLarge, kExitDiverges};
+}
+
+/// A configuration of a sweep, tried.
+struct Swept {
+  SweptState state = SweptState::kNotRun;
+  int code = kExitConforms;
+  std::string why;  ///< of what was not measured
+  BenchResult result;
+};
+
+Swept swept(const BenchPlan& plan) {
+  Swept tried;
+  if (interrupt_signal() != 0) return tried;
+  if (tried.why = why_too_large(plan); !tried.why.empty()) {
+    tried.state = SweptState::kTooLarge;
+    return tried;
+  }
+  try {
+    tried.result = bench(plan, {});
+  } catch (const UsageError& error) {
+    tried.state = SweptState::kNotPossible;
+    tried.why = error.what();
+    return tried;
+  } catch (const std::exception& error) {
+    if (interrupt_signal() != 0) return tried;
+    tried.state = SweptState::kFailed;
+    tried.code = exit_code_of(error);
+    tried.why = error.what();
+    return tried;
+  }
+  const GateResult& gate = tried.result.gate;
+  tried.state =
+      gate.state == GateState::kFails ? SweptState::kDoesNotConform : SweptState::kMeasured;
+  tried.code = gate.exit_code;
+  return tried;
+}
+
 }  // namespace
 
 void refuse_without_memory(const BenchPlan& plan) {
   const MachineMemory there = memory_of_machine();
   if (there.bytes <= 0) return;  // not known
-  const double needed = predicted_bytes_of_world(plan.item),
+  const double needed = predicted_bytes_of_world(plan.item) * share_of_ranks_here(plan.item),
                usable = kShareOfMemory * static_cast<double>(there.available_bytes);
-  if (needed <= usable) return;
+  // processes that run together must decide alike
+  const bool is_too_large = needed > usable;
+  const std::int64_t lacking = sum_over_peers(default_launcher(), is_too_large ? 1 : 0);
+  if (lacking == 0) return;
+  if (!is_too_large)
+    throw UsageError(fmt::format(
+        "{} of {} needs more memory than another host of the job has; take shorter samples, fewer "
+        "layers, or fewer ranks on that host",
+        plan.impl, plan.model_name));
   const RankMemory largest = largest_of(predicted_memory(plan.item));
   const std::string way_out = command_that_fits(plan, usable);
   throw UsageError(fmt::format(
@@ -254,26 +381,27 @@ int bench_memory_plan(const ParsedOptions& options) {
   BenchOutput output(options);
   SweepRequest request = sweep_request_of(options, /*recomputes=*/true);
   std::ranges::sort(request.plans, {}, [](const SweptPlan& s) { return s.memory.peak; });
-  const auto fits = [&](const SweptPlan& s) { return s.memory.peak <= memory; };
   output.show({fmt::format("{} a process; the most of a rank, in GiB, predicted", in_gib(memory)),
-               fmt::format("{:<4} {:>6} {:>7} {:>6} {:>6} {:>6} {:>6}  {}", "fits", "peak",
+               fmt::format("{:<9} {:>6} {:>7} {:>6} {:>6} {:>6} {:>6}  {}", "state", "peak",
                            "weights", "states", "grads", "activ.", "logits", "configuration")},
               /*is_gated=*/true);
+  SweptCounts counts;
   for (const SweptPlan& s : request.plans) {
     const RankMemory& m = s.memory;
-    const std::string numbers = fmt::format(
-        "{:<4} {:>6.2f} {:>7.2f} {:>6.2f} {:>6.2f} {:>6.2f} {:>6.2f}  ", fits(s) ? "yes" : "no",
-        m.peak / kBytesPerGb, m.parameters / kBytesPerGb, m.masters / kBytesPerGb,
-        m.gradients / kBytesPerGb, m.activations / kBytesPerGb, m.logits / kBytesPerGb);
+    const SweptState state = m.peak <= memory ? SweptState::kFits : SweptState::kTooLarge;
+    counts.add(state);
+    const std::string numbers =
+        fmt::format("{:<9} {:>6.2f} {:>7.2f} {:>6.2f} {:>6.2f} {:>6.2f} {:>6.2f}  ", name_of(state),
+                    m.peak / kBytesPerGb, m.parameters / kBytesPerGb, m.masters / kBytesPerGb,
+                    m.gradients / kBytesPerGb, m.activations / kBytesPerGb, m.logits / kBytesPerGb);
     output.show(row_of_flags(numbers, s.flags, kTableWidth), /*is_gated=*/true);
   }
-  for (const std::string& line : request.refused)
-    output.show({"not possible: " + line}, /*is_gated=*/true);
-  const auto fitting = std::ranges::count_if(request.plans, fits);
-  output.conclude({fmt::format("{} of {} configurations fit", fitting, request.plans.size())},
-                  /*is_gated=*/true);
-  return output.finish("plan of " + options.get<std::string>("model"), "measured",
-                       fitting > 0 ? kExitConforms : kExitDiverges);
+  show_refused(request, output, counts, /*is_gated=*/true);
+  output.conclude({counts.in_words()}, /*is_gated=*/true);
+  const bool fits = counts.of(SweptState::kFits) > 0;
+  return output.finish("plan of " + options.get<std::string>("model"),
+                       std::string(name_of(fits ? SweptState::kFits : SweptState::kTooLarge)),
+                       fits ? kExitConforms : kExitDiverges);
 }
 
 int bench_sweep(const ParsedOptions& options) {
@@ -290,50 +418,47 @@ int bench_sweep(const ParsedOptions& options) {
                fmt::format("{:>9} {:>8} {:>5} {:>9} {:>9}  {}", "predicted", "measured", "ratio",
                            "ms a step", "tokens/s", "configuration")},
               is_gated);
-  for (const SweptPlan& swept : request.plans) {
-    if (interrupt_signal() != 0) break;
-    const std::string name = name_of_swept(swept);
+  SweptCounts counts;
+  for (const SweptPlan& own : request.plans) {
+    const std::string name = name_of_swept(own);
     progress.show(name);
-    BenchJson row = {{"flags", swept.flags},
-                     {"config", bench_config_json(swept.plan)},
-                     {"predicted", memory_json(swept.memory)}};
-    Lines lines;
-    try {
-      refuse_without_memory(swept.plan);
-      const BenchResult result = bench(swept.plan, {});
-      if (result.gate.state == GateState::kFails) {
-        lines = {fmt::format("does not conform: {}", name)};
-        code = combine_exit_codes(code, result.gate.exit_code);
-      } else {
-        const BenchSummary s = summary_of(result);
-        const double predicted = swept.memory.peak / kBytesPerGb;
-        lines = row_of_flags(fmt::format("{:>9.4f} {:>8.4f} {:>5.3f} {:>9.3f} {:>9.1f}  ",
-                                         predicted, s.peak_gb, predicted / s.peak_gb,
-                                         kMillisecondsPerSecond * s.mean_s, s.tokens_per_second),
-                             swept.flags, width);
-        row["measured"] = {{"peak_gb", s.peak_gb},
-                           {"avg_step_time_ms", kMillisecondsPerSecond * s.mean_s},
-                           {"avg_tokens_per_sec", s.tokens_per_second}};
-      }
-      row["gate"] = name_of(result.gate.state);
-    } catch (const UsageError& error) {
-      lines = {fmt::format("not run: {}: {}", name, error.what())};
+    const Swept tried = swept(own.plan);
+    code = combine_exit_codes(code, tried.code);
+    counts.add(tried.state);
+    BenchJson row = {{"flags", own.flags},
+                     {"state", name_of(tried.state)},
+                     {"config", bench_config_json(own.plan)},
+                     {"predicted", memory_json(own.memory)}};
+    Lines lines = {fmt::format("{}: {}{}{}", name_of(tried.state), name,
+                               tried.why.empty() ? "" : ": ", tried.why)};
+    if (tried.state == SweptState::kMeasured) {
+      const BenchSummary s = summary_of(tried.result);
+      const double predicted = own.memory.peak / kBytesPerGb;
+      lines = row_of_flags(fmt::format("{:>9.4f} {:>8.4f} {:>5.3f} {:>9.3f} {:>9.1f}  ", predicted,
+                                       s.peak_gb, predicted / s.peak_gb,
+                                       kMillisecondsPerSecond * s.mean_s, s.tokens_per_second),
+                           own.flags, width);
+      row["measured"] = {{"peak_gb", s.peak_gb},
+                         {"avg_step_time_ms", kMillisecondsPerSecond * s.mean_s},
+                         {"avg_tokens_per_sec", s.tokens_per_second}};
     }
+    if (tried.state == SweptState::kMeasured || tried.state == SweptState::kDoesNotConform)
+      row["gate"] = name_of(tried.result.gate.state);
     progress.clear();
     output.show(lines, is_gated);
     rows.push_back(std::move(row));
   }
-  for (const std::string& line : request.refused) output.show({"not possible: " + line}, is_gated);
-  output.conclude(
-      {fmt::format("{} configurations, {}: {}", rows.size(),
-                   code == kExitConforms ? "none was refused by its gate" : "some do not conform",
-                   (folder_path / "sweep.json").string())},
-      is_gated);
+  show_refused(request, output, counts, is_gated);
+  output.conclude({fmt::format("{}; {}", counts.in_words(), (folder_path / "sweep.json").string())},
+                  is_gated);
   write_file_atomically(
       folder_path / "sweep.json",
       BenchJson{{"runs", std::move(rows)}, {"machine", machine_json()}}.dump(1) + "\n");
-  return output.finish("sweep of " + options.get<std::string>("model"),
-                       code == kExitConforms ? "measured" : "does not conform", code);
+  const auto [state, own_code] = end_of(counts);
+  code = combine_exit_codes(code, own_code);
+  if (interrupt_signal() != 0) code = 128 + interrupt_signal();
+  return output.finish("sweep of " + options.get<std::string>("model"), std::string(name_of(state)),
+                       code);
 }
 
 }  // namespace isoshard

@@ -87,6 +87,50 @@ TEST_F(PersistentProgram, AFaultDiverges) {
   EXPECT_EQ(wrong.exit_code, codes::kDiverges) << wrong.error;
 }
 
+TEST_F(PersistentProgram, TimesTheStepsOfForkedRanks) {
+  const auto timed = [&](const std::string& folder, const Arguments& more) {
+    Arguments all = {"bench",
+                     "--impl",
+                     "fsdp_dtensor",
+                     "--model",
+                     "tiny-llama",
+                     "--dp_size",
+                     "2",
+                     "--seq_length",
+                     "16",
+                     "--dtype",
+                     "float32",
+                     "--num_training_steps",
+                     "4",
+                     "--warmup_steps",
+                     "1",
+                     "--device",
+                     "cuda",
+                     "--ungated",
+                     "--output-dir",
+                     folder};
+    all.insert(all.end(), more.begin(), more.end());
+    const ChildResult done = run(all);
+    EXPECT_EQ(done.exit_code, codes::kConforms) << done.output << done.error;
+    return read_json_file(folder_.path() / folder / "results_fsdp_dtensor_tp1_dp2.json");
+  };
+
+  const nlohmann::json forked = timed("forked", {}),
+                       persistent = timed("persistent", {"--persistent-ranks", "2"});
+
+  EXPECT_EQ(persistent.at("config").at("world_size"), 2);
+  EXPECT_EQ(persistent.at("ranks").size(), 2U);
+  EXPECT_EQ(persistent.at("machine").at("device_collectives"),
+            "nccl: ranks are processes that live for the whole run");
+  ASSERT_EQ(persistent.at("steps").size(), 3U);
+  for (std::size_t i = 0; i < 3; ++i) {
+    EXPECT_EQ(persistent.at("steps")[i].at("loss"), forked.at("steps")[i].at("loss"));
+    EXPECT_GT(persistent.at("steps")[i].at("step_time_s"), 0);
+  }
+  EXPECT_EQ(persistent.at("config").at("arguments"), forked.at("config").at("arguments"))
+      << "who starts the ranks is no part of what is asked for";
+}
+
 TEST_F(PersistentProgram, ARankThatDiesIsNamedAndTheRunEnds) {
   const ChildResult killed = run(verify("killed", {"--persistent-ranks", "2"}), [this](int rank) {
     if (rank != 1) return;

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "app/commands.h"
@@ -69,6 +70,38 @@ TEST_F(ReportSchema, DescribesVerifyWithTablesAndCompare) {
   EXPECT_EQ(verify.at("features")[0].at("name"), "ddp");
   EXPECT_EQ(verify.at("features")[0].at("cases"), 1);
   EXPECT_THAT(schema_.problem(written(0, {"compare", "--input-dir", folder_ / "runs"})), IsEmpty());
+}
+
+// Whatever is judged is the same from run to run; times are not, and stand elsewhere.
+TEST_F(ReportSchema, DescribesTimesOfCollectivesApartFromTheCases) {
+  const std::vector<std::string> words = {"verify", "--model", "tiny", "--subjects",  "autotp",
+                                          "--tp",   "2",       "--dp", "2",           "--dtype",
+                                          "fp32",   "--steps", "2",    "--reference", "plain"};
+  const json report = written(0, words), again = written(0, words);
+
+  EXPECT_THAT(schema_.problem(report), IsEmpty());
+  EXPECT_EQ(report.at("cases"), again.at("cases"));
+  ASSERT_EQ(report.at("collective_times").size(), 1U);
+  const json& item = report.at("collective_times")[0];
+  EXPECT_EQ(item.at("case"), report.at("cases")[0].at("case"));
+  std::map<std::string, double> calls;  // of rank 0 in the first step, as recorded
+  for (const json& lane : report.at("cases")[0].at("evidence").at("calls")) {
+    if (lane.at("rank") != 0) continue;
+    for (const json& run : lane.at("runs"))
+      calls[run.at("purpose")] += run.at("repeat").get<double>();
+  }
+  ASSERT_EQ(calls.count("row_parallel.forward"), 1U);
+  for (const json& row : item.at("collectives")) {
+    const std::string purpose = row.at("purpose");
+    EXPECT_EQ(row.at("calls_per_step_and_rank"), calls[purpose]) << purpose;
+    EXPECT_GT(row.at("ms_per_step_and_rank"), 0) << purpose;
+    EXPECT_GT(row.at("median_call_ms"), 0) << purpose;
+    EXPECT_LE(row.at("median_call_ms"), row.at("ms_per_step_and_rank").get<double>() * 2)
+        << purpose;
+    EXPECT_EQ(row.at("hidden_ms_per_step_and_rank"), 0) << purpose << ": shm moves all at once";
+    calls.erase(purpose);
+  }
+  EXPECT_THAT(calls, IsEmpty()) << "every purpose has its times";
 }
 
 TEST_F(ReportSchema, DescribesARunThatDiverges) {

@@ -55,15 +55,14 @@ void set_dtype(const ParsedOptions& options, Case& item) {
 }
 
 /// "auto": what the processes leave beside the other axes.
-int tensor_degree(const ParsedOptions& options, const Degrees& others, bool has_tp) {
+int tensor_degree(const ParsedOptions& options, int processes, const Degrees& others, bool has_tp) {
   const std::string& text = options.get<std::string>("tp");
-  const int processes = options.given("nproc-per-node") ? options.get<int>("nproc-per-node") : 0;
   if (text == "auto") {
     if (processes == 0 || !has_tp) return 1;
     const auto taken = static_cast<int>(others.num_ranks());
     if (taken < 1 || processes % taken != 0)
       throw UsageError(fmt::format(
-          "--tp-size auto: {} processes must be divisible by {}; change --nproc-per-node or the "
+          "--tp-size auto: {} processes must be divisible by {}; change their number or the "
           "degrees",
           processes, describe(others)));
     return processes / taken;
@@ -75,9 +74,20 @@ int tensor_degree(const ParsedOptions& options, const Degrees& others, bool has_
   return degree;
 }
 
+/// How many there are, or are asked for; 0: as many as the degrees need.
+int processes_of(const ParsedOptions& options) {
+  const int attached = options.get<bool>("attach") ? ranks_of_job(options) : 0;
+  if (!options.given("nproc-per-node")) return attached;
+  const int asked = options.get<int>("nproc-per-node");
+  if (attached > 0 && asked != attached)
+    throw UsageError(fmt::format("--nproc-per-node must be the {} processes of the job, got {}",
+                                 attached, asked));
+  return asked;
+}
+
 void set_degrees(const ParsedOptions& options, Case& item) {
   const SubjectSpec& spec = subject_spec(item.subject);
-  const int processes = options.given("nproc-per-node") ? options.get<int>("nproc-per-node") : 0;
+  const int processes = processes_of(options);
   if (options.given("nproc-per-node") && processes < 1)
     throw UsageError(fmt::format("--nproc-per-node must be at least 1, got {}", processes));
   item.degrees = with_pp_and_cp(options, item.subject, {});
@@ -85,13 +95,13 @@ void set_degrees(const ParsedOptions& options, Case& item) {
   // the only axis that it has takes all processes
   if (!options.given("dp") && processes > 0 && !spec.has(Axis::kTp) && !spec.is_reference())
     item.degrees.dp = processes;
-  item.degrees.tp = tensor_degree(options, item.degrees, spec.has(Axis::kTp));
+  item.degrees.tp = tensor_degree(options, processes, item.degrees, spec.has(Axis::kTp));
   if (processes == 0 || spec.is_reference()) return;
   if (item.degrees.num_ranks() != processes)
-    throw UsageError(
-        fmt::format("dp_size x tp_size must be the number of processes: {} has {} ranks, "
-                    "--nproc-per-node is {}",
-                    describe(item.degrees), item.degrees.num_ranks(), processes));
+    throw UsageError(fmt::format(
+        "dp_size x tp_size must be the number of processes: {} has {} ranks, {} {}",
+        describe(item.degrees), item.degrees.num_ranks(),
+        options.given("nproc-per-node") ? "--nproc-per-node is" : "the job has", processes));
 }
 
 /// What the tool has where nothing else is said.
@@ -127,7 +137,8 @@ std::vector<std::string> repeating_flags(const ParsedOptions& options) {
   for (const auto& option : table.options.options()) {
     const std::string& name = option->long_name();
     const bool is_of_this_run = std::ranges::find(kNot, name) != std::end(kNot) ||
-                                table.groups[name] == "comparing and planning";
+                                table.groups[name] == "comparing and planning" ||
+                                table.groups[name] == "ranks";
     if (!options.given(name) || is_of_this_run) continue;
     const std::string value = value_text(options, name);
     if (value == "false") continue;
@@ -167,6 +178,7 @@ void declare_bench_options(OptionTable& table) {
         "seconds for which no rank may get any further before the run counts as hung");
   declare_setting_options(table, kOwnMeaning);
   declare_report_file(table);
+  declare_attach_options(table);
   for (const auto& [alias, name] : {std::pair{"tp-size", "tp"},
                                     {"dp-size", "dp"},
                                     {"model-name", "model"},
@@ -202,7 +214,9 @@ ParsedOptions parse_bench_flags(const std::vector<std::string>& words) {
 
 BenchPlan bench_plan_of(const ParsedOptions& options) {
   BenchPlan plan = planned_bench_of(options);
-  refuse_more_than_fork(plan.item, "take lower degrees");
+  if (!options.get<bool>("attach"))
+    refuse_more_than_fork(plan.item,
+                          ": start more with mpirun and --attach, or take lower degrees");
   return plan;
 }
 

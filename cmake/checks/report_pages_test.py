@@ -4,12 +4,12 @@
 
 usage: report_pages_test.py PROGRAM FOLDER
 
-PROGRAM (isoshard) makes pages of a run that diverges, of one that conforms, of training curves, of
-a benchmark and of goldens in FOLDER. Chromium without a window loads each in the light and in the
-dark, on a wide and on a narrow screen, and a script that is added to a copy of the page says what
-it sees: what stands on the first screen, whether anything is wider than the page, and what axe
-finds (accessibility rules
-of WCAG 2.1 A and AA). Screenshots stay in FOLDER for people to look at.
+PROGRAM (isoshard) makes pages in FOLDER: of a run that diverges, of one that conforms, of training
+curves, of a convergence test, of faults, of a benchmark, a plan, and goldens. Chromium without a
+window loads each in the light and in the dark, on a wide and on a narrow screen, and a script that
+is added to a copy of the page says what it sees: what stands on the first screen, whether anything
+is wider than the page, and what axe finds (accessibility rules of WCAG 2.1 A and AA). Pages without
+a script are drawn and printed as they are. Screenshots stay in FOLDER for people to look at.
 
 Exit code: 0 all is well; 1 not; 77 (a skip for ctest) where there is no browser. axe.min.js is
 that of ISOSHARD_AXE, or of the PyPI package axe-playwright-python; without it axe is skipped by
@@ -42,6 +42,8 @@ const say = axe => {
   out.textContent = JSON.stringify({
     dark: matchMedia('(prefers-color-scheme: dark)').matches,
     width: document.documentElement.scrollWidth, room: innerWidth,
+    title: (document.querySelector('.hero strong') || {textContent: ''}).textContent,
+    done: (document.querySelector('.hero p') || {textContent: ''}).textContent,
     firstScreen: [...document.querySelectorAll('.hero dt')].filter(e =>
       inView(e.nextElementSibling)).map(e => e.textContent),
     headings: [...document.querySelectorAll('h1,h2,h3')].map(e => e.tagName),
@@ -60,6 +62,20 @@ else axe.run(document, {runOnly: ['wcag2a', 'wcag2aa', 'wcag21a', 'wcag21aa', 'b
   .then(r => say(r.violations.map(v => v.id + ': ' + v.help + ' at ' +
     v.nodes.slice(0, 3).map(n => n.html.slice(0, 120)).join(' | '))));
 """
+
+
+# What the first screen of a page says to somebody who has never seen one: what came out, and what
+# was done for it.
+FIRST_WORDS = {
+    "diverges": ("not compute what one process computes", "ran in one process and sharded"),
+    "conforms": ("It is as it should be", "ran in one process and sharded"),
+    "curves": ("as it should be", "losses were compared step by step"),
+    "bench": ("Measured", "Training steps were timed"),
+    "plan": ("No configuration fits", "nothing ran"),
+    "faults": ("All 2 mistakes were found", "put into a right implementation on purpose"),
+    "converge": ("as they should be", "losses were compared step by step"),
+    "golden": ("as in the accepted runs", "stored when they were accepted"),
+}
 
 
 @dataclasses.dataclass
@@ -181,6 +197,14 @@ def make_pages(program: str, folder: pathlib.Path) -> dict[str, pathlib.Path]:
             "--seq_length", "16", "--num_training_steps", "6", "--warmup_steps", "1",
             "--output-dir", str(folder / "results"),
         ),
+        "plan": page(
+            "plan", 1, "bench", "plan", "--model", "Qwen3-32B", "--gpus", "2", "--memory", "1GB"
+        ),
+        "faults": page("faults", 0, "faults", "dp_sum_missing", "mlp_input_grad_partial"),
+        "converge": page(
+            "converge", 0, "converge", "--test", "tp=2", "--steps", "8", "--perturbed-runs", "2",
+            "--dp", "2",
+        ),
         "golden": page("golden", 0, "golden", "verify", "lattice_*"),
     }
 
@@ -198,6 +222,10 @@ def problems_of(name: str, screen: Screen, seen: dict) -> list[str]:
                 problems.append(f"'{row}' is not on the first screen, got {seen['firstScreen']}")
     if name == "bench" and "Speed" not in seen["firstScreen"]:
         problems.append(f"the speed is not on the first screen, got {seen['firstScreen']}")
+    title, done = FIRST_WORDS[name]
+    if title not in seen["title"] or done not in seen["done"]:
+        problems.append(f"it must begin with '{title}' and '{done}', got {seen['title']}: "
+                        f"{seen['done']}")
     if seen["headings"].count("H1") != 1 or seen["headings"][0] != "H1":
         problems.append(f"it must begin with its one h1, got {seen['headings'][:5]}")
     for what in ["unnamed", "unlabeled"]:

@@ -31,6 +31,16 @@ struct Provenance {
   std::map<std::string, std::string> versions;  ///< "isoshard" -> "0.1.0", "LibTorch", "CPU", ...
 };
 
+/// Collectives of one purpose, of one step on average.
+struct ReportCollective {
+  std::string purpose;                              ///< "grad_reduce"
+  double calls_per_rank = 0, seconds_per_rank = 0;  ///< on the mean rank; waiting for others counts
+  double bytes = 0;                                 ///< of all ranks
+  double median_call_seconds = 0;                   ///< on the median rank
+  /// In which a transfer was on its way and its rank did something else; none: not known.
+  std::optional<double> hidden_seconds_per_rank = {};
+};
+
 /// Whether an injected fault was found as the catalog says.
 struct ReportDetection {
   bool is_right = false;
@@ -57,6 +67,9 @@ struct ReportCase {
   /// Why a run that conforms is not enough for what was asked (require_strength); empty: it is.
   std::string unmet = {};
   std::vector<ReportAction> schedule = {};  ///< of a pipeline; else empty
+  /// How long collectives took in the run that was judged; no part of its verdict. Empty: not
+  /// known.
+  std::vector<ReportCollective> collective_times = {};
   /// Of a run that is to show that its fault is found: then this counts, and not the verdict.
   std::optional<ReportDetection> detection = {};
 
@@ -106,7 +119,8 @@ struct ReportExperiment {
 /// What `bench` timed, compared or swept.
 struct ReportBenchmark {
   std::string name;  ///< the slug of the case, or what was compared
-  /// "measured", "regression", "unclear" (the machine itself was slower) or "does not conform".
+  /// "measured", "fits", "too large", "does not conform", "failed", "not run" (docs/bench.md),
+  /// "regression" or "unclear" (the machine itself was slower).
   std::string status;
   std::string text;       ///< the lines to show, each ended by a newline
   std::string json = {};  ///< of one configuration: what results_*.json holds; else empty

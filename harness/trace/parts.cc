@@ -76,9 +76,10 @@ class Nans {
     constexpr std::int64_t kBlock = 4096;  // a loop without an exit, which the compiler vectorizes
     for (std::int64_t begin = 0; begin < count; begin += kBlock) {
       const std::int64_t end = std::min(count, begin + kBlock);
-      unsigned any = 0;
-      for (std::int64_t i = begin; i < end; ++i) any |= is_nan(bits_at(data, i)) ? 1U : 0U;
-      if (any != 0) return true;
+      Signed most = 0;
+      for (std::int64_t i = begin; i < end; ++i)
+        most = std::max(most, static_cast<Signed>(bits_at(data, i) & kMagnitude));
+      if (most > static_cast<Signed>(infinity_)) return true;
     }
     return false;
   }

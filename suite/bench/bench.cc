@@ -8,6 +8,7 @@
 
 #include "core/base/error.h"
 #include "core/base/suggest.h"
+#include "harness/world/forked/forked_world.h"
 #include "harness/world/machine.h"
 #include "subjects/registry/subject_spec.h"
 #include "suite/reference/warm_up_training.h"
@@ -41,7 +42,10 @@ int num_processes(const Case& item) {
 }
 
 int usual_threads(const Case& item) {
-  return std::max(1, this_machine().cores / num_processes(item));
+  int on_a_host = num_processes(item);
+  if (const Peers* const peers = default_launcher().peers(); peers != nullptr)
+    on_a_host = std::min(on_a_host, std::ranges::max(peers->hosts().num_processes));
+  return std::max(1, this_machine().cores / on_a_host);
 }
 
 std::string results_file_name(const BenchPlan& plan) {

@@ -21,7 +21,7 @@ struct BenchPlan {
   int warmup_steps = 5;
   int log_interval = 10;
   int threads = 1;  ///< of each rank
-  int repeat = 1;   ///< runs, each in fresh processes
+  int repeat = 1;   ///< runs, each in fresh processes where ranks are forked
   bool is_gated = true;
   std::filesystem::path output_dir;
   std::vector<std::string> arguments = {};  ///< flags that ask for the same again
@@ -47,13 +47,15 @@ struct BenchListener {
 [[nodiscard]] std::string subject_of_impl(std::string_view impl);
 [[nodiscard]] std::vector<std::string> bench_impls();
 
-/// Passes the gate, then trains.   Errors   as pass_gate and run_bench.
+/// Passes the gate, then trains.
+/// Ranks   called by the controller; with peers (Launcher::peers) collective over them.
+/// Errors  as pass_gate and run_bench.
 [[nodiscard]] BenchResult bench(const BenchPlan& plan, const BenchListener& listener);
 
 /// The ranks of the case's world; one for the reference, whatever batches it stands for.
 [[nodiscard]] int num_processes(const Case& item);
 
-/// Threads for each rank so that the machine's cores are used, and not more: at least one.
+/// Threads for each rank so that a machine's cores are used, and not more: at least one.
 [[nodiscard]] int usual_threads(const Case& item);
 
 /// results_IMPL_tpT_dpD.json, with ppP and cpC behind it where they are not 1.

@@ -10,6 +10,7 @@
 #include <span>
 
 #include "harness/golden/build_info.h"
+#include "harness/report/json/evidence_json.h"
 #include "harness/world/machine.h"
 #include "subjects/registry/subject_spec.h"
 #include "suite/bench/bench_statistics.h"
@@ -77,8 +78,9 @@ json summary_json(const BenchSummary& summary) {
             {"in_optimizer", communication_in(times, StepPart::kOptimizer)},
             {"elsewhere", communication_in(times, StepPart::kOther)}}},
           {"overlap",
-           {{"hidden_share", summary.hidden_share},
-            {"hidden_ms", kMillisecondsPerSecond * summary.hidden_s},
+           {{"hidden_share", or_null(summary.hidden_share)},
+            {"hidden_ms",
+             summary.hidden_s ? json(kMillisecondsPerSecond * *summary.hidden_s) : json(nullptr)},
             {"issued_in_backward_share", summary.in_backward_share}}},
           {"model_flops_per_step", summary.model_flops},
           {"hardware_flops_per_step", summary.hardware_flops},
@@ -139,7 +141,8 @@ std::string_view name_of(StepPart part) {
   return "other";
 }
 
-/// The last step, a lane for each rank, from the moment at which the first of them began it.
+/// The last step, a lane for each rank, from the moment at which the first of them began it;
+/// without a common clock each from its own begin, as they begin together.
 json timeline_json(const BenchRun& run) {
   constexpr std::size_t kMostOfALane = 4000;
   double start = std::numeric_limits<double>::infinity();
@@ -149,6 +152,7 @@ json timeline_json(const BenchRun& run) {
   for (const RankRun& rank : run.ranks) {
     const std::size_t count = std::min(rank.spans.size(), kMostOfALane);
     json spans = json::array();
+    if (!run.has_one_clock && !rank.spans.empty()) start = rank.spans.front().begin;
     for (const StepSpan& span : std::span(rank.spans).first(count)) {
       const bool is_call = span.part == StepPart::kCommunication;
       spans.push_back({is_call ? name_of(span.purpose) : name_of(span.part),
@@ -159,16 +163,6 @@ json timeline_json(const BenchRun& run) {
     lanes.push_back({{"spans", std::move(spans)}, {"cut", is_cut}});
   }
   return {{"step", run.num_steps() - 1}, {"ranks", std::move(lanes)}};
-}
-
-json collectives_json(const BenchRun& run) {
-  json rows = json::array();
-  for (const PurposeRow& row : purpose_rows(run))
-    rows.push_back({{"purpose", row.purpose},
-                    {"calls_per_step_and_rank", row.calls_per_rank},
-                    {"bytes_per_step_all_ranks", row.bytes},
-                    {"ms_per_step_and_rank", kMillisecondsPerSecond * row.seconds_per_rank}});
-  return rows;
 }
 
 }  // namespace
@@ -241,7 +235,7 @@ json bench_json(const BenchResult& result) {
           {"summary", summary_json(summary_of(result))},
           {"runs", std::move(runs)},
           {"ranks", ranks_json(last, result.plan.item)},
-          {"collectives", collectives_json(last)},
+          {"collectives", collectives_json(purpose_rows(last))},
           {"timeline", timeline_json(last)},
           {"gate",
            {{"state", name_of(result.gate.state)},

@@ -20,8 +20,8 @@
 #include "harness/world/process_name.h"
 #include "subjects/registry/subject_spec.h"
 #include "subjects/train/trainer.h"
-#include "suite/bench/metered_comm.h"
 #include "suite/bench/timed_parts.h"
+#include "suite/clock/metered_comm.h"
 #include "suite/reference/case_deadline.h"
 #include "suite/reference/device/device_collectives.h"
 #include "suite/reference/device/device_rank.h"
@@ -37,7 +37,8 @@ constexpr int kLongRun = 40;
 
 /// What a rank sends besides its lists, which follow it in this order.
 struct RunHead {
-  std::array<PurposeTotals, kNumPurposes> purposes{};
+  PurposeTimes purposes{};
+  bool has_hidden = false;
   double setup_seconds = 0;
   std::int64_t setup_bytes = 0;
   std::uint64_t num_steps = 0, num_spans = 0, num_moments = 0;
@@ -89,8 +90,15 @@ std::vector<T> taken(std::span<const std::byte>& bytes, std::size_t count) {
   return list;
 }
 
-void train(const Case& item, const CaseData& data, const BenchRunOptions& options, StepClock& clock,
+/// What a rank measures with.
+struct Meter {
+  StepClock clock;
+  bool has_hidden = false;  ///< whether its communicator knows what is on its way
+};
+
+void train(const Case& item, const CaseData& data, const BenchRunOptions& options, Meter& meter,
            Rank& rank) {
+  StepClock& clock = meter.clock;
   at::set_num_threads(options.threads);
   const bool is_on_device = item.device != Device::Kind::kCpu;
   const c10::Device device =
@@ -134,6 +142,7 @@ void train(const Case& item, const CaseData& data, const BenchRunOptions& option
   multiply();
   of_device.check();
   head.purposes = clock.purposes();
+  head.has_hidden = meter.has_hidden;
   head.num_steps = steps.size();
   head.num_spans = clock.spans().size();
   head.num_moments = moments.size();
@@ -152,6 +161,7 @@ RankRun received(const RankReport& report) {
   std::memcpy(&head, report.result.data(), sizeof(head));
   RankRun run;
   run.purposes = head.purposes;
+  run.has_hidden = head.has_hidden;
   run.setup_seconds = head.setup_seconds;
   run.setup_bytes = head.setup_bytes;
   run.peak_resident_bytes = std::int64_t{report.peak_rss_kib} * kBytesPerKiB;
@@ -184,8 +194,8 @@ std::vector<double> BenchRun::step_seconds() const {
 
 BenchRun run_bench(const Case& item, const BenchRunOptions& options) {
   const CaseData data(item);
-  // each rank gets its copy when it is forked
-  const auto clock = std::make_shared<StepClock>();
+  // each rank is a process of its own, and gets its copy when it is forked
+  const auto meter = std::make_shared<Meter>();
   WorldOptions world;
   world.size = is_reference(item.subject) ? 1 : item.world_size();
   world.name = item.slug();
@@ -193,21 +203,29 @@ BenchRun run_bench(const Case& item, const BenchRunOptions& options) {
   world.deadline = case_deadline(item);
   world.order = item.reduction_order;
   if (item.device == Device::Kind::kCpu) {
-    world.decorate = [clock](std::unique_ptr<Communicator> inner, int) {
-      return metered_region(std::move(inner), *clock);
+    world.decorate = [meter](std::unique_ptr<Communicator> inner, int) {
+      meter->has_hidden = knows_what_is_under_way(*inner);
+      return metered(std::move(inner), meter->clock);
     };
   } else {
     world.transport = device_collectives(item).transport;
   }
+  Launcher& launcher = default_launcher();
   const WorldReport report =
-      run_forked(std::move(world), [&](Rank& rank) { train(item, data, options, *clock, rank); });
+      launcher
+          .launch(std::move(world), [&](Rank& rank) { train(item, data, options, *meter, rank); })
+          ->wait();
   require_ok(report);
   BenchRun run;
+  // where processes of several hosts measure, each has its own clock
+  if (Peers* const peers = launcher.peers(); peers != nullptr)
+    run.has_one_clock = peers->hosts().count() == 1;
   run.warmup_steps = options.warmup_steps;
   run.threads = options.threads;
   for (const RankReport& rank : report.ranks) run.ranks.push_back(received(rank));
   std::vector<std::span<const ProductRates>> moments;
   for (const RankRun& rank : run.ranks) moments.emplace_back(rank.products);
+  run.has_hidden = std::ranges::all_of(run.ranks, &RankRun::has_hidden);
   run.ceiling = ceiling_of(moments, options.threads * static_cast<int>(run.ranks.size()));
   if (item.device != Device::Kind::kCpu) run.ceiling.size *= kDeviceProductFactor;
   return run;

@@ -9,7 +9,7 @@
 #include "fixtures/cases/case.h"
 #include "suite/bench/counted_memory.h"
 #include "suite/bench/gemm_ceiling.h"
-#include "suite/bench/step_clock.h"
+#include "suite/clock/step_clock.h"
 
 namespace isoshard {
 
@@ -23,7 +23,8 @@ struct RankStep {
 struct RankRun {
   std::vector<RankStep> steps;  ///< all of the run, warm-up included
   /// Of the steps after the warm-up.
-  std::array<PurposeTotals, kNumPurposes> purposes{};
+  PurposeTimes purposes{};
+  bool has_hidden = false;             ///< whether what is hidden was measured
   std::vector<StepSpan> spans;         ///< of the last step, in their order
   std::vector<ProductRates> products;  ///< where they were asked for: of each moment
   double setup_seconds = 0;
@@ -35,7 +36,9 @@ struct BenchRun {
   std::vector<RankRun> ranks;
   int warmup_steps = 0;
   int threads = 1;
-  GemmCeiling ceiling;  ///< 0 where no products were asked for
+  GemmCeiling ceiling;        ///< 0 where no products were asked for
+  bool has_hidden = false;    ///< on all ranks
+  bool has_one_clock = true;  ///< whether spans of all ranks are of one machine's clock
 
   [[nodiscard]] std::size_t num_steps() const noexcept {
     return ranks.empty() ? 0 : ranks.front().steps.size();
@@ -57,10 +60,11 @@ struct BenchRunOptions {
 };
 
 /// All ranks begin a step together: a barrier before it is not timed. Nothing is recorded, and
-/// tensors are not filled when they are allocated.
+/// tensors are not filled when they are allocated. Ranks are those of default_launcher(): fresh
+/// processes, or with Launcher::peers the processes that judge together.
 ///
 /// Requires   a valid case whose steps are more than the warm-up's.
-/// Ranks      called by the controller.
+/// Ranks      called by the controller; with peers collective over them.
 /// Errors     InfrastructureError as require_ok.
 [[nodiscard]] BenchRun run_bench(const Case& item, const BenchRunOptions& options);
 

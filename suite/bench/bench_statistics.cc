@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "suite/bench/formulas/flops.h"
+#include "suite/clock/collective_times.h"
 
 namespace isoshard {
 namespace {
@@ -23,6 +24,7 @@ double rate(double amount, double seconds) {
 void add_hidden(const BenchResult& result, BenchSummary& summary) {
   double hidden = 0, communication = 0, count = 0;
   for (const BenchRun& run : result.runs) {
+    if (!run.has_hidden) return;
     for (const RankRun& rank : run.ranks) {
       for (auto i = static_cast<std::size_t>(run.warmup_steps); i < rank.steps.size(); ++i) {
         hidden += rank.steps[i].times.hidden;
@@ -88,22 +90,11 @@ std::vector<WorldStep> world_steps(const BenchRun& run, const Case& item) {
   return steps;
 }
 
-std::vector<PurposeRow> purpose_rows(const BenchRun& run) {
-  const double steps = static_cast<double>(run.num_steps()) - run.warmup_steps;
-  const auto ranks = static_cast<double>(run.ranks.size());
-  std::vector<PurposeRow> rows;
-  for (int p = 0; p < kNumPurposes; ++p) {
-    const auto place = static_cast<std::size_t>(p);
-    PurposeRow row;
-    row.purpose = name_of(static_cast<Purpose>(p));
-    for (const RankRun& rank : run.ranks) {
-      row.calls_per_rank += static_cast<double>(rank.purposes[place].calls) / ranks / steps;
-      row.bytes += static_cast<double>(rank.purposes[place].bytes) / steps;
-      row.seconds_per_rank += rank.purposes[place].seconds / ranks / steps;
-    }
-    if (row.calls_per_rank > 0) rows.push_back(std::move(row));
-  }
-  return rows;
+std::vector<ReportCollective> purpose_rows(const BenchRun& run) {
+  std::vector<PurposeTimes> ranks;
+  for (const RankRun& rank : run.ranks) ranks.push_back(rank.purposes);
+  return purpose_rows(ranks, static_cast<double>(run.num_steps()) - run.warmup_steps,
+                      run.has_hidden);
 }
 
 BenchSummary summary_of(const BenchResult& result) {

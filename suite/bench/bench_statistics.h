@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "harness/report/report.h"
 #include "suite/bench/bench.h"
 
 namespace isoshard {
@@ -31,12 +32,8 @@ struct WorldStep {
 };
 [[nodiscard]] std::vector<WorldStep> world_steps(const BenchRun& run, const Case& item);
 
-/// Collectives of one purpose, of one step on average: of all ranks, and of the mean rank.
-struct PurposeRow {
-  std::string purpose;  ///< grad_reduce
-  double calls_per_rank = 0, bytes = 0, seconds_per_rank = 0;
-};
-[[nodiscard]] std::vector<PurposeRow> purpose_rows(const BenchRun& run);
+/// Of the steps after the warm-up.
+[[nodiscard]] std::vector<ReportCollective> purpose_rows(const BenchRun& run);
 
 struct BenchSummary {
   std::size_t num_steps = 0;
@@ -51,8 +48,9 @@ struct BenchSummary {
   double in_backward_share = 0;
   /// Of the time in which transfers of a rank were on their way, or it waited in a call: the share
   /// in which it did something else. 0 where every call returns with its result.
-  double hidden_share = 0, hidden_s = 0;       ///< over all ranks; of a step on the mean rank
-  double model_flops = 0, hardware_flops = 0;  ///< of a step
+  /// None on ranks that cannot say what is on its way.
+  std::optional<double> hidden_share, hidden_s;  ///< over all ranks; of a step on the mean rank
+  double model_flops = 0, hardware_flops = 0;    ///< of a step
   /// None where steps were faster than any product beside them, which says that the ceiling is
   /// none, or where no product was timed.
   std::optional<double> model_utilization, hardware_utilization;

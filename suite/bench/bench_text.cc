@@ -127,12 +127,12 @@ void add_parts(const StepTimes& times, Lines& lines) {
 }
 
 void add_collectives(const BenchRun& run, Lines& lines) {
-  const std::vector<PurposeRow> rows = purpose_rows(run);
+  const std::vector<ReportCollective> rows = purpose_rows(run);
   if (rows.empty() || run.ranks.size() == 1) return;
   lines.emplace_back("collectives of a step");
   lines.push_back(fmt::format("  {:<24} {:>12} {:>16} {:>10}", "purpose", "calls a rank",
                               "bytes, all ranks", "ms a rank"));
-  for (const PurposeRow& row : rows)
+  for (const ReportCollective& row : rows)
     lines.push_back(fmt::format("  {:<24} {:>12.1f} {:>16} {:>10.3f}", row.purpose,
                                 row.calls_per_rank, bytes_in_words(row.bytes),
                                 kMillisecondsPerSecond * row.seconds_per_rank));
@@ -214,9 +214,10 @@ Lines result_lines(const BenchResult& result) {
   add_utilization(s, result.ceiling, lines);
   add_parts(s.times, lines);
   if (result.runs.back().ranks.size() > 1)
-    lines.push_back(
-        fmt::format("  {:.1f} % of communication is issued during backward, {:.1f} % is hidden",
-                    kPercent * s.in_backward_share, kPercent * s.hidden_share));
+    lines.push_back(fmt::format(
+        "  {:.1f} % of communication is issued during backward, {}", kPercent * s.in_backward_share,
+        s.hidden_share ? fmt::format("{:.1f} % is hidden", kPercent * *s.hidden_share)
+                       : "what is hidden is not measured"));
   add_collectives(result.runs.back(), lines);
   lines.push_back(fmt::format("memory: at most {} of tensors a rank, {} on all ranks",
                               gib_in_words(s.peak_gb), gib_in_words(s.peak_all_gb)));

@@ -25,6 +25,7 @@
 #include "suite/bench/gate.h"
 #include "suite/bench/paired.h"
 #include "suite/bench/timed_parts.h"
+#include "suite/clock/collective_times.h"
 
 namespace isoshard {
 namespace {
@@ -76,7 +77,7 @@ TEST(StepClock, PartsAddUpWhateverInterruptsThem) {
   EXPECT_GT(times.total, 0);
   EXPECT_NEAR(sum, times.total, 1e-9);
   EXPECT_EQ(times.of(StepPart::kBackward), 0);
-  const PurposeTotals& calls = clock.purposes()[static_cast<std::size_t>(Purpose::kClipNorm)];
+  const PurposeTotals calls = clock.purposes()[static_cast<std::size_t>(Purpose::kClipNorm)];
   EXPECT_EQ(calls.calls, 100);
   EXPECT_EQ(calls.bytes, 800);
   EXPECT_EQ(times.communication_in[0], 100);
@@ -157,6 +158,47 @@ TEST(StepClock, CallsHiddenWhatPassesWhileATransferIsOnItsWay) {
   EXPECT_EQ(clock.spans()[2].purpose, Purpose::kPipeForward);
   for (std::size_t i = 1; i < clock.spans().size(); ++i)
     EXPECT_EQ(clock.spans()[i].begin, clock.spans()[i - 1].end);
+}
+
+TEST(StepClock, KnowsOfEachPurposeTheMedianCallAndWhatIsHidden) {
+  StepClock clock;
+  clock.begin_step();
+  for (const double seconds : {1.0, 5.0, 2.0})
+    clock.add_call(Purpose::kGradReduce, 8, StepPart::kBackward, seconds);
+  const std::size_t call = clock.add_call(Purpose::kPipeForward, 4, StepPart::kForward, 0.25);
+  clock.add_wait(call, Purpose::kPipeForward, StepPart::kForward, 0.5);
+  clock.set_under_way(true, Purpose::kPipeForward);
+  clock.enter(StepPart::kForward);
+
+  const StepTimes times = clock.end_step();
+
+  const PurposeTimes purposes = clock.purposes();
+  const auto of = [&](Purpose purpose) { return purposes[static_cast<std::size_t>(purpose)]; };
+  EXPECT_EQ(of(Purpose::kGradReduce).median, 2);
+  EXPECT_EQ(of(Purpose::kGradReduce).hidden, 0);
+  EXPECT_EQ(of(Purpose::kPipeForward).median, 0.75) << "a call, and the wait for its result";
+  EXPECT_GT(times.hidden, 0);
+  EXPECT_EQ(of(Purpose::kPipeForward).hidden, times.hidden);
+}
+
+TEST(BenchStatistics, RowsOfCollectivesAreThoseOfTheMeanRankInOneStep) {
+  PurposeTimes first{}, second{};
+  const auto place = static_cast<std::size_t>(Purpose::kClipNorm);
+  first[place] = {.calls = 4, .bytes = 32, .seconds = 2, .hidden = 1, .median = 0.5};
+  second[place] = {.calls = 4, .bytes = 32, .seconds = 4, .hidden = 0, .median = 0.75};
+  const std::vector<PurposeTimes> ranks = {first, second};
+
+  const std::vector<ReportCollective> rows = purpose_rows(ranks, 2, true),
+                                      blind = purpose_rows(ranks, 2, false);
+
+  ASSERT_EQ(rows.size(), 1U);
+  EXPECT_EQ(rows[0].purpose, "clip_norm");
+  EXPECT_EQ(rows[0].calls_per_rank, 2);
+  EXPECT_EQ(rows[0].bytes, 32) << "of all ranks";
+  EXPECT_EQ(rows[0].seconds_per_rank, 1.5);
+  EXPECT_EQ(rows[0].median_call_seconds, 0.625);
+  EXPECT_EQ(rows[0].hidden_seconds_per_rank, 0.25);
+  EXPECT_EQ(blind[0].hidden_seconds_per_rank, std::nullopt) << "not 0, which nobody measured";
 }
 
 TEST(GemmCeiling, IsTheMostOfAllRanksTogetherWithOneKindAtOneMoment) {

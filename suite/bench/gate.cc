@@ -6,17 +6,20 @@
 #include <link.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <nlohmann/json.hpp>
 #include <span>
+#include <vector>
 
 #include "core/base/atomic_file.h"
 #include "core/base/sha256.h"
 #include "core/io/json.h"
 #include "fixtures/cases/setting.h"
 #include "harness/report/text/text_report.h"
+#include "harness/world/forked/forked_world.h"
 #include "harness/world/machine.h"
 #include "subjects/model/zoo/registry.h"
 #include "subjects/registry/subject_spec.h"
@@ -109,7 +112,7 @@ fs::path file_of(const fs::path& folder, const std::string& key) {
 }
 
 /// The strength that is remembered; empty if nothing is.
-std::string remembered(const fs::path& folder, const std::string& key) {
+std::string remembered_here(const fs::path& folder, const std::string& key) {
   std::error_code ignored;
   const fs::path file = file_of(folder, key);
   if (folder.empty() || !fs::is_regular_file(file, ignored)) return "";
@@ -121,8 +124,28 @@ std::string remembered(const fs::path& folder, const std::string& key) {
   }
 }
 
+/// The same on all processes that verify together: what the folder of process 0 says counts, if
+/// programs and CPUs of all are the same.
+std::string remembered(const fs::path& folder, const std::string& key) {
+  const std::string here = remembered_here(folder, key);
+  Peers* const peers = default_launcher().peers();
+  if (peers == nullptr) return here;
+  struct Known {
+    std::array<char, 64> key{}, strength{};
+    bool operator==(const Known&) const = default;
+  } own;
+  key.copy(own.key.data(), own.key.size());
+  here.copy(own.strength.data(), own.strength.size() - 1);
+  std::vector<Known> all(static_cast<std::size_t>(peers->count()));
+  peers->gather(std::as_bytes(std::span(&own, 1)), std::as_writable_bytes(std::span(all)));
+  const bool are_alike =
+      std::ranges::all_of(all, [&](const Known& known) { return known.key == all.front().key; });
+  return are_alike ? std::string(all.front().strength.data()) : "";
+}
+
 void remember(const fs::path& folder, const GateResult& result) {
-  if (folder.empty()) return;
+  const Peers* const peers = default_launcher().peers();
+  if (folder.empty() || (peers != nullptr && peers->index() != 0)) return;
   try {
     fs::create_directories(folder);
     const nlohmann::json stored = {
@@ -187,6 +210,7 @@ std::string gate_key(const Case& twin) {
                                  twin.settings.bucket_bytes, bundle_training(twin).dump(),
                                  machine.cpu, machine.cpu_features);
   text += device_collectives(twin).words;
+  text += default_launcher().name();
   // once, as the file may be replaced while this process runs
   static const std::string program = program_text();
   text += program;

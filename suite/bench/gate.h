@@ -31,8 +31,8 @@ struct GateResult {
 /// stages need, and buckets are as many as in the whole model.
 [[nodiscard]] Case twin_of(const Case& item);
 
-/// A name for all that a verdict depends on: the twin's settings, the contents of the program and
-/// its libraries (by their build ids), and the CPU.
+/// A name for all that a verdict depends on: the twin's settings, who starts its ranks, the
+/// contents of the program and its libraries (by their build ids), and the CPU.
 [[nodiscard]] std::string gate_key(const Case& twin);
 
 /// The folder in which verdicts are remembered: $XDG_CACHE_HOME/isoshard/gate,
@@ -42,7 +42,8 @@ struct GateResult {
 /// Verifies the twin, unless `folder` remembers that it conforms; remembers a verdict that
 /// conforms. A folder that cannot be written to remembers nothing, and is no error.
 /// `fault`: the id of a fault that the twin's runs get; empty: none.
-/// Ranks    called by the controller.
+/// Ranks    called by the controller; with peers (Launcher::peers) collective over them. Then the
+///          folder of process 0 counts, where all have the same program and CPU.
 /// Errors   as verify; InfrastructureError if the twin's ranks fail.
 [[nodiscard]] GateResult pass_gate(const Case& item, const std::filesystem::path& folder,
                                    const std::string& fault = {});

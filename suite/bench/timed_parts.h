@@ -2,7 +2,7 @@
 /// Tells a clock where a training step is: its seams between forward and backward are wrapped.
 #pragma once
 #include "subjects/train/trainer.h"
-#include "suite/bench/step_clock.h"
+#include "suite/clock/step_clock.h"
 
 namespace isoshard {
 

@@ -11,6 +11,7 @@
 #include "harness/world/process_name.h"
 #include "subjects/checkpoint/checkpoint_io.h"
 #include "subjects/registry/subject_spec.h"
+#include "suite/clock/collective_times.h"
 #include "suite/record/batches.h"
 #include "suite/record/expected_calls.h"
 #include "suite/record/make_subject.h"
@@ -73,7 +74,9 @@ void run_steps(const Case& item, const CaseData& data, const RunOptions& options
                                      ? nullptr
                                      : &options.calls->at(static_cast<std::size_t>(rank.rank()));
     if (calls != nullptr) calls->clear();
+    if (options.times != nullptr) options.times->begin_step(rank.rank());
     run_step(*subject, item, data, options, rank, step);
+    if (options.times != nullptr) options.times->end_step(rank.rank());
     if (calls != nullptr) calls->record(sink, item.mesh(), rank.rank());
     subject->state();
     if (!is_reference(item.subject))
@@ -113,6 +116,7 @@ Trace run_case(const Case& item, const Reference& reference, const RunOptions& o
   const CaseData data(item);
   RunSpec spec = run_spec_of(item, options);
   spec.decorate = logged(options.decorate, running.calls);
+  if (options.times != nullptr) spec.decorate = options.times->metering(std::move(spec.decorate));
   spec.policy = with_collectives(std::move(spec.policy), item);
   spec.body = [&](Rank& rank, Sink& sink) {
     run_steps(item, options.sampler ? data.with_sampler(options.sampler, rank.rank()) : data,

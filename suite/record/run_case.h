@@ -17,6 +17,8 @@
 
 namespace isoshard {
 
+class CollectiveTimes;
+
 /// Changes what a rank trains on in a step.
 using BatchEdit = std::function<void(std::vector<Batch>& micro_batches, const CaseData& data,
                                      int rank, int step)>;
@@ -38,6 +40,9 @@ struct RunOptions {
   std::chrono::milliseconds deadline{0};  ///< 0: the case's (case_deadline)
   /// By rank: what run_case records of collectives.
   std::shared_ptr<std::vector<CollectiveLog>> calls = {};
+  /// Measures the collectives of the run's steps (suite/clock/collective_times.h); null: nothing
+  /// does.
+  std::shared_ptr<CollectiveTimes> times = {};
   /// Which run of the subject in its case it is, from 1: its processes are named by it.
   int number = 1;
   /// Of a case that is reloaded; run_case makes one.

@@ -6,7 +6,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 
 #include "core/base/error.h"
@@ -17,16 +19,47 @@ namespace isoshard {
 namespace {
 
 // The next value of the float that `bits` encode (sign, then magnitude), towards larger magnitude
-// or smaller. No branch, for vector code.
+// (`up` is all ones) or smaller (0). No branch, and one width, for vector code.
 template <class Bits>
-Bits stepped(Bits bits, bool up, Bits infinity) {
-  constexpr Bits kSign = Bits(1) << (8 * sizeof(Bits) - 1);
+Bits stepped(Bits bits, Bits up, Bits infinity) {
+  using Signed = std::make_signed_t<Bits>;
+  constexpr Bits kSign = static_cast<Bits>(Bits(1) << (8 * sizeof(Bits) - 1));
   const Bits magnitude = bits & static_cast<Bits>(~kSign);
-  const Bits from_zero = up ? Bits(1) : static_cast<Bits>(kSign | 1);
+  const Bits from_zero = static_cast<Bits>((static_cast<Bits>(~up) & kSign) | 1);
   // Stepping a magnitude by a random sign is stepping the value by a random sign. The largest
   // finite value only goes down.
-  const Bits next = static_cast<Bits>(up && magnitude + 1 < infinity ? bits + 1 : bits - 1);
-  return magnitude >= infinity ? bits : magnitude == 0 ? from_zero : next;
+  const Bits largest = static_cast<Bits>(infinity - 1);
+  const Bits goes_up = magnitude == largest ? Bits(0) : up;
+  const Bits next = static_cast<Bits>(bits - 1 + (goes_up & 2));
+  const Bits moved = magnitude == 0 ? from_zero : next;
+  return static_cast<Signed>(magnitude) >= static_cast<Signed>(infinity) ? bits : moved;
+}
+
+constexpr std::int64_t kShared = 64;  ///< elements that share a word of random bits
+
+// All ones where the bit of the element is set.
+template <class Bits>
+std::array<Bits, kShared> directions(std::uint64_t word) {
+  constexpr std::size_t kLanes = std::min<std::size_t>(8 * sizeof(Bits), 16);
+  std::array<Bits, kShared> up;
+  for (std::size_t begin = 0; begin < up.size(); begin += kLanes) {
+    const auto bits = static_cast<Bits>(word >> begin);
+    for (std::size_t lane = 0; lane < kLanes; ++lane) {
+      const bool is_set = (bits & static_cast<Bits>(Bits(1) << lane)) != 0;
+      up[begin + lane] = is_set ? static_cast<Bits>(~Bits(0)) : Bits(0);
+    }
+  }
+  return up;
+}
+
+// One by one at the ends of a run, and a whole word's elements at a time between.
+template <class Bits>
+void step_run(Bits* run, std::int64_t count, const Bits* up, Bits infinity) {
+  if (count == kShared) {
+    for (std::int64_t j = 0; j < kShared; ++j) run[j] = stepped<Bits>(run[j], up[j], infinity);
+    return;
+  }
+  for (std::int64_t j = 0; j < count; ++j) run[j] = stepped<Bits>(run[j], up[j], infinity);
 }
 
 // Calls f(position in the box, flat index in the whole tensor, count) for each contiguous run of
@@ -55,16 +88,13 @@ void perturb(at::Tensor& tensor, const RandomStream& random, const ParameterSpec
   auto* const bits = static_cast<Bits*>(tensor.mutable_data_ptr());
   for_each_run(spec.shape, offset, tensor.sizes().vec(),
                [&](std::int64_t position, std::int64_t index, std::int64_t count) {
-                 // 64 elements share a word.
                  for (std::int64_t i = 0; i < count;) {
-                   const auto element = static_cast<std::uint64_t>(index + i);
-                   const std::uint64_t word = random.bits(element / 64) >> (element % 64);
-                   const std::int64_t shared = std::min<std::int64_t>(
-                       count - i, 64 - static_cast<std::int64_t>(element % 64));
-                   Bits* const run = bits + position + i;
-                   for (std::int64_t j = 0; j < shared; ++j)
-                     run[j] = stepped<Bits>(run[j], ((word >> j) & 1) != 0, infinity);
-                   i += shared;
+                   const std::int64_t element = index + i, place = element % kShared;
+                   const std::int64_t here = std::min(count - i, kShared - place);
+                   const std::array<Bits, kShared> up =
+                       directions<Bits>(random.bits(static_cast<std::uint64_t>(element / kShared)));
+                   step_run(bits + position + i, here, up.data() + place, infinity);
+                   i += here;
                  }
                });
 }

@@ -3,7 +3,9 @@
 #pragma once
 #include <cstdint>
 #include <string_view>
+#include <vector>
 
+#include "harness/report/report.h"
 #include "harness/verdict/verdict.h"
 
 namespace isoshard {
@@ -21,6 +23,8 @@ struct CaseJudgement {
   Verdict verdict;
   /// What the verdict was made against, never kAuto.
   ReferenceKind against = ReferenceKind::kPlain;
+  /// How long collectives took in the subject's first run (JudgePlan::times).
+  std::vector<ReportCollective> collective_times = {};
 };
 
 }  // namespace isoshard

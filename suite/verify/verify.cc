@@ -100,6 +100,7 @@ JudgePlan judge_plan_of(const VerifyPlan& plan, bool rounds_alike) {
                          : plan.reference;
   result.fault = plan.fault;
   result.tables = plan.tables;
+  result.times = true;
   result.repeat = plan.repeat;
   result.retention = plan.dump.empty() ? Retention::kLean : Retention::kWhole;
   return result;
@@ -140,6 +141,7 @@ ReportCase judged_case(CaseJudge& judge, const Case& item, const VerifyPlan& pla
     CaseJudgement judgement = judge.judge_case(item);
     result.verdict = std::move(judgement.verdict);
     result.against = name_of(judgement.against);
+    result.collective_times = std::move(judgement.collective_times);
     require_strength(result, plan.require);
   } catch (const std::exception& error) {
     const int code = exit_code_of(error);

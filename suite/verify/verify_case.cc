@@ -19,6 +19,7 @@
 #include "harness/world/interrupt.h"
 #include "harness/world/machine.h"
 #include "subjects/registry/subject_spec.h"
+#include "suite/clock/collective_times.h"
 #include "suite/emulation/emulated_reference.h"
 #include "suite/faults/fault.h"
 #include "suite/record/expected_calls.h"
@@ -134,11 +135,13 @@ CaseJudge::CaseJudge(JudgePlan plan, VerifyObserver& observer) : CaseJudge(std::
 
 CaseJudgement CaseJudge::judge_case(const Case& item) {
   runs_ = SubjectRuns();
+  collective_times_.clear();
   num_emulations_ = 0;
   CaseJudgement judgement = judged(item);
   repeat_runs(item);
   runs_.settle(judgement.verdict);
   judgement.verdict.copy_of = subject_spec(item.subject).copy_of;
+  judgement.collective_times = collective_times_;
   if (plan_.tables) side_by_side_.add(item, judgement);
   return judgement;
 }
@@ -161,7 +164,11 @@ Trace CaseJudge::next_run(const Case& item, const Reference& reference, RunOptio
   // ranks that meet at other times, others for each number of a run
   if (plan_.repeat > 1 && options.number > 1)
     options.decorate = with_random_delays(std::move(options.decorate), item.seed, options.number);
+  // calls on a device only ask for what they do, and ends of steps do not wait for it
+  if (plan_.times && options.number == 1 && item.device == Device::Kind::kCpu)
+    options.times = std::make_shared<CollectiveTimes>(item.world_size());
   Trace trace = run_case(item, reference, options);
+  if (options.times != nullptr) collective_times_ = options.times->rows(default_launcher());
   runs_.add(trace);
   return trace;
 }

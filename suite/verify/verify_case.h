@@ -33,6 +33,7 @@ struct JudgePlan {
   ReferenceKind reference = ReferenceKind::kAuto;
   std::string fault = {};  ///< the id of a fault to inject into the subject's runs; empty: none
   bool tables = false;     ///< put the runs side by side
+  bool times = false;      ///< measure the collectives of the subject's first run
   /// A run that diverges is what is asked for. So it is compared with the plain reference first,
   /// and its declared arithmetic is carried out only where that decides: in 16 bits, or where it
   /// does not diverge. The verdict is the same, of fewer runs.
@@ -163,6 +164,7 @@ class CaseJudge {
   std::map<std::string, Trace> emulated_;  ///< emulated_whole, by slug
   // Of the case at hand:
   SubjectRuns runs_;
+  std::vector<ReportCollective> collective_times_;
   int num_emulations_ = 0;
 };
 

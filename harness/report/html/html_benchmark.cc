@@ -82,11 +82,14 @@ std::string head_of(const json& result) {
   html += row_of_words("Speed", fmt::format("{:.1f} tokens/s of the global batch",
                                             number_of(summary, "avg_tokens_per_sec")));
   html += row_of_words("Utilization", utilization_of(summary, part_in(result, "machine")));
-  html += row_of_words(
-      "Communication",
-      fmt::format("{:.1f} % is hidden behind computation, {:.1f} % is issued during backward",
-                  100 * number_of(overlap, "hidden_share"),
-                  100 * number_of(overlap, "issued_in_backward_share")));
+  const std::string hidden =
+      part_in(overlap, "hidden_share").is_number()
+          ? fmt::format("{:.1f} % is hidden behind computation",
+                        100 * number_of(overlap, "hidden_share"))
+          : "what is hidden behind computation is not measured on these ranks";
+  html += row_of_words("Communication",
+                       fmt::format("{}, {:.1f} % is issued during backward", hidden,
+                                   100 * number_of(overlap, "issued_in_backward_share")));
   html += row_of_words(
       "Memory",
       fmt::format("at most {} of tensors a rank, {} on all ranks",
@@ -120,30 +123,6 @@ std::string parts_of(const json& summary) {
       begin_table("Means of the rank that took longest in each step. Time inside of a call of the "
                   "communicator is communication and nothing else"),
       rows, end_table());
-}
-
-std::string collectives_of(const json& result) {
-  const json& rows = list_of(result, "collectives");
-  double all = 0;
-  for (const json& row : rows) all += number_of(row, "ms_per_step_and_rank");
-  if (!(all > 0)) return "";
-  std::string html =
-      "<h3>Collectives by purpose</h3>\n" +
-      begin_table(
-          "Of a step on the mean rank; bytes are those of all ranks. Times include "
-          "waiting for the other ranks") +
-      "<thead><tr><th scope=col class=name>purpose</th><th scope=col>calls</th><th scope=col>bytes"
-      "</th><th scope=col>ms</th><th scope=col>of communication</th></tr></thead><tbody>\n";
-  for (const json& row : rows) {
-    const double own = number_of(row, "ms_per_step_and_rank");
-    html += fmt::format(
-        "<tr><th scope=row class=name>{}</th><td>{}</td><td>{}</td><td>{}</td><td>{:.1f} %</td>"
-        "</tr>\n",
-        text_of(row, "purpose"), short_number(number_of(row, "calls_per_step_and_rank")),
-        bytes_in_words(number_of(row, "bytes_per_step_all_ranks")), milliseconds(own),
-        100 * own / all);
-  }
-  return html + "</tbody>" + end_table();
 }
 
 /// A stretch of a lane, in ms.
@@ -232,14 +211,46 @@ std::string timeline_of(const json& result) {
       begin_table("Milliseconds of each rank in this step"), heads, rows, end_table());
 }
 
+constexpr const char* kOfBenchmark =
+    "Of a step on the mean rank; bytes are those of all ranks. Times include waiting for the other "
+    "ranks";
+
 }  // namespace
+
+std::string collectives_of(const json& rows, const std::string& caption) {
+  double all = 0;
+  for (const json& row : rows) all += number_of(row, "ms_per_step_and_rank");
+  if (!(all > 0)) return "";
+  std::string html = "<h3>Collectives by purpose</h3>\n" + begin_table(caption) +
+                     "<thead><tr><th scope=col class=name>purpose</th><th scope=col>calls</th><th "
+                     "scope=col>bytes</th><th scope=col>ms</th><th scope=col>of communication</th>"
+                     "<th scope=col>median call, ms</th><th scope=col>hidden</th></tr></thead>"
+                     "<tbody>\n";
+  for (const json& row : rows) {
+    const double own = number_of(row, "ms_per_step_and_rank");
+    const json& hidden = part_in(row, "hidden_ms_per_step_and_rank");
+    const double beside = hidden.is_number() ? hidden.get<double>() : 0;
+    html += fmt::format(
+        "<tr><th scope=row class=name>{}</th><td>{}</td><td>{}</td><td>{}</td><td>{:.1f} %</td>"
+        "<td>{}</td><td>{}</td></tr>\n",
+        text_of(row, "purpose"), short_number(number_of(row, "calls_per_step_and_rank")),
+        bytes_in_words(number_of(row, "bytes_per_step_all_ranks")), milliseconds(own),
+        100 * own / all,
+        part_in(row, "median_call_ms").is_number() ? milliseconds(number_of(row, "median_call_ms"))
+                                                   : "not measured",
+        !hidden.is_number() ? "not measured"
+        : own + beside > 0  ? fmt::format("{:.1f} %", 100 * beside / (own + beside))
+                            : "0.0 %");
+  }
+  return html + "</tbody>" + end_table();
+}
 
 std::string benchmark_of(const json& item) {
   const json& result = part_in(item, "result");
   std::string html;
   if (result.is_object()) {
-    html = head_of(result) + parts_of(part_in(result, "summary")) + collectives_of(result) +
-           timeline_of(result);
+    html = head_of(result) + parts_of(part_in(result, "summary")) +
+           collectives_of(list_of(result, "collectives"), kOfBenchmark) + timeline_of(result);
   }
   const std::string lines = fmt::format("<pre>{}</pre>\n", text_of(item, "text"));
   return html.empty()

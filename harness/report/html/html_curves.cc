@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <vector>
 
@@ -37,6 +38,11 @@ std::vector<Line> lines_of(const json& report) {
       lines.push_back(std::move(line));
   }
   if (lines.size() > kMostCurves) lines.resize(kMostCurves);
+  // two of one title cannot be told apart by it
+  std::map<std::string, int> times;
+  for (const Line& line : lines) ++times[line.title];
+  for (Line& line : lines)
+    if (times[line.title] > 1 && line.title != line.name) line.title += ": " + line.name;
   return lines;
 }
 

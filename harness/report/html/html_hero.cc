@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdint>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -33,7 +34,7 @@ bool is_good(const json& item) {
   const json& status = part_in(item, "status");
   if (status.is_null()) return true;  // a reference
   static const std::set<std::string> kGood = {"conforms", "match",   "accepted", "reviewed",
-                                              "pending",  "removed", "measured"};
+                                              "pending",  "removed", "measured", "fits"};
   return status.is_string() && kGood.contains(status.get<std::string>()) &&
          !part_in(item, "unmet").is_string();
 }
@@ -157,6 +158,11 @@ std::string cause_of(const json& finding) {
   return cause.empty() ? "no known pattern fits; the numbers below are what is known" : cause;
 }
 
+std::string last_line(std::string text) {
+  while (text.ends_with('\n')) text.pop_back();
+  return text.substr(text.find_last_of('\n') + 1);  // npos + 1 is 0
+}
+
 std::string words_of_case(const Worst& worst) {
   const json& item = *worst.item;
   const json& findings = list_of(item, "findings");
@@ -171,10 +177,12 @@ std::string words_of_case(const Worst& worst) {
     std::string reason = text_of(item, "reason");
     if (const std::string unmet = text_of(item, "unmet"); !unmet.empty()) reason = unmet;
     if (reason.empty()) reason = text_of(item, "text");
+    // what is printed of a benchmark ends with what came out
+    if (worst.part == "benchmarks") reason = last_line(reason);
     std::string name = text_of(item, "case");
     if (name.empty()) name = text_of(item, "name");
     if (name.empty()) name = text_of(item, "experiment");
-    return row_of_words("What broke", reason) +
+    return row_of_words(worst.part == "benchmarks" ? "What came out" : "What broke", reason) +
            row_of_words("Where", fmt::format("<a href=\"#{}\">{}</a>", worst.anchor, name));
   }
   const json& first = findings[0];
@@ -226,6 +234,65 @@ std::string list_in_words(const json& object) {
   return html;
 }
 
+/// What a report is of, which says what was done for it.
+enum class Kind : std::uint8_t { kVerdicts, kFaults, kExperiments, kCurves, kGoldens, kBenchmarks };
+
+Kind kind_of(const json& report) {
+  if (!list_of(report, "benchmarks").empty()) return Kind::kBenchmarks;
+  if (!list_of(report, "goldens").empty()) return Kind::kGoldens;
+  const json& cases = list_of(report, "cases");
+  if (cases.empty() && !list_of(report, "curves").empty()) return Kind::kCurves;
+  const auto all_have = [&](const char* part) {
+    return !cases.empty() && std::ranges::all_of(cases, [&](const json& item) {
+      return item.is_object() && !part_in(item, part).is_null();
+    });
+  };
+  if (all_have("detection")) return Kind::kFaults;
+  return all_have("holds") ? Kind::kExperiments : Kind::kVerdicts;
+}
+
+bool is_plan(const json& report) {
+  const json& benchmarks = list_of(report, "benchmarks");
+  const std::string name = benchmarks.empty() ? "" : text_of(benchmarks[0], "name");
+  return name.starts_with("plan of ");
+}
+
+std::string_view what_was_done(Kind kind, const json& report) {
+  switch (kind) {
+    case Kind::kFaults:
+      return "Known mistakes were put into a right implementation on purpose, one at a time. Each "
+             "must be found, at the tensor where it comes up first.";
+    case Kind::kExperiments:
+      return "A published experiment was run again, and its claims were held to what came out.";
+    case Kind::kCurves:
+      return "Whole training runs were made, sharded over several processes, and their losses were "
+             "compared step by step with those of a run that is trusted.";
+    case Kind::kGoldens:
+      return "Earlier runs were made again, and their numbers were compared with those stored when "
+             "they were accepted (goldens).";
+    case Kind::kBenchmarks:
+      return is_plan(report) ? "The memory of training steps was predicted; nothing ran."
+                             : "Training steps were timed, after a small twin of each "
+                               "configuration was compared with one process.";
+    case Kind::kVerdicts:
+      break;
+  }
+  return "The same training step ran in one process and sharded over several, and what both "
+         "computed was compared.";
+}
+
+/// Of a report in which nothing is wrong.
+std::string good_title(Kind kind, const json& report, std::size_t all) {
+  if (kind == Kind::kBenchmarks) return is_plan(report) ? "It fits" : "Measured";
+  if (all == 0) return "Nothing was judged";
+  if (kind == Kind::kFaults)
+    return all == 1 ? "The mistake was found" : fmt::format("All {} mistakes were found", all);
+  if (kind == Kind::kGoldens)
+    return all == 1 ? "The number is that of the accepted run"
+                    : fmt::format("All {} are as in the accepted runs", all);
+  return all == 1 ? "It is as it should be" : fmt::format("All {} are as they should be", all);
+}
+
 }  // namespace
 
 std::string hero_of(const json& report) {
@@ -239,33 +306,27 @@ std::string hero_of(const json& report) {
       bad += is_good(item) ? 0 : 1;
     }
   }
-  std::string title = "Nothing was judged";
+  const Kind kind = kind_of(report);
   const bool is_bad = bad > 0 || code != 0;
-  if (all > 0 && !is_bad)
-    title = all == 1 ? "It is as it should be" : fmt::format("All {} are as they should be", all);
+  std::string title = good_title(kind, report, all);
   if (bad > 0)
     title =
         all == 1 ? "Something is wrong" : fmt::format("Something is wrong in {} of {}", bad, all);
+  if (bad > 0 && is_plan(report)) title = "No configuration fits";
+  if (bad > 0 && kind == Kind::kFaults)
+    title = all == 1 ? "The mistake was not found as it must be"
+                     : fmt::format("{} of {} mistakes were not found as they must be", bad, all);
   if (bad > 0 && worst.part == "cases" && text_of(*worst.item, "status") == "diverges" &&
       !part_in(*worst.item, "detection").is_object()) {
     title = all == 1 ? "The run does not compute what one process computes"
                      : fmt::format("{} of {} runs: not as one process computes", bad, all);
   }
   if (bad == 0 && is_bad) title = "Something is wrong";
-  const json& benchmarks = list_of(report, "benchmarks");
-  const bool has_benchmarks = !benchmarks.empty();
-  if (has_benchmarks && !is_bad) title = "Measured";
   std::string html = fmt::format(
       "<div class=\"verdict hero {}\"><strong>{}</strong>\n<p>{} Exit code {:.0f}.</p>\n<dl>\n",
-      is_bad ? "diverges" : "conforms", title,
-      has_benchmarks
-          ? "Training steps were timed, after a small twin of each configuration was compared with "
-            "one process."
-          : "The same training step ran in one process and sharded over several, and what both "
-            "computed was compared.",
-      code);
+      is_bad ? "diverges" : "conforms", title, what_was_done(kind, report), code);
   if (worst.item != nullptr) html += words_of_case(worst);
-  if (has_benchmarks && !is_bad) html += speed_of(benchmarks[0]);
+  if (kind == Kind::kBenchmarks && !is_bad) html += speed_of(list_of(report, "benchmarks")[0]);
   const std::string command = command_of(report);
   if (!command.empty()) html += row_of_words("Repeat it", fmt::format("<code>{}</code>", command));
   return html + "</dl></div>\n";

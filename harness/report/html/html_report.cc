@@ -95,7 +95,20 @@ std::string names_of(const json& item, const char* part, std::string_view title)
   return html + "</ul></details>\n";
 }
 
-std::string case_html(const json& item, std::size_t index, std::size_t room) {
+/// Of the run that this case judged.
+std::string times_of(const json& report, const std::string& name) {
+  for (const json& item : html::list_of(report, "collective_times")) {
+    if (html::text_of(item, "case") != name) continue;
+    return html::collectives_of(
+        html::list_of(item, "collectives"),
+        "Of a step on the mean rank of this run; bytes are those of all ranks. Times include "
+        "waiting for the other ranks, which also record and compare what they compute: isoshard "
+        "bench times a run that does nothing else");
+  }
+  return "";
+}
+
+std::string case_html(const json& report, const json& item, std::size_t index, std::size_t room) {
   std::string name = html::text_of(item, "case");
   if (name.empty()) name = html::text_of(item, "experiment");
   std::string result =
@@ -111,11 +124,22 @@ std::string case_html(const json& item, std::size_t index, std::size_t room) {
   result += verdict_of(item) + html::findings_of(item) + html::neighbors_of(item) +
             html::by_rank_of(item) + html::numbers_of(item) + html::map_of(item) +
             html::more_findings_of(item) + html::growth_of(item) + html::placements_of(item) +
-            html::calls_of(item) + html::schedule_of(item) +
+            html::calls_of(item) + times_of(report, name) + html::schedule_of(item) +
             names_of(item, "missing", "Only the reference recorded") +
             names_of(item, "extra", "Only the run recorded") +
             names_of(item, "not_recorded", "Allowed to be missing");
   return result + html::tensors_of(item, room) + "</section>\n";
+}
+
+/// Names of tables for those who hear the page: each once in it.
+std::string with_number(std::string html, std::size_t index, std::size_t all) {
+  constexpr std::string_view kRegion = "role=region aria-label=\"";
+  if (all < 2) return html;
+  for (std::size_t at = html.find(kRegion); at != html.npos; at = html.find(kRegion, at)) {
+    at += kRegion.size();
+    html.insert(at, fmt::format("Part {}: ", index + 1));
+  }
+  return html;
 }
 
 std::string brief_html(const json& item, std::size_t index) {
@@ -153,14 +177,30 @@ std::string curve_html(const json& item, std::size_t index) {
   return result + "</section>\n";
 }
 
+/// Its status; of a run that is to show that its fault is found, whether it was.
+std::string status_of(const json& item) {
+  if (item.contains("holds")) return item["holds"] == true ? "holds" : "does not hold";
+  const json& detection = html::part_in(item, "detection");
+  if (detection.is_object())
+    return html::part_in(detection, "as_expected") == true ? "found" : "missed";
+  return html::text_of(item, "status");
+}
+
+/// What colors it.
+std::string class_of(const std::string& status) {
+  if (status == "holds" || status == "found" || status == "fits") return "conforms";
+  if (status == "does not hold" || status == "missed" || status == "too large" ||
+      status == "failed" || status == "does not conform")
+    return "diverges";
+  return status;
+}
+
 /// How many parts of the report have each status, in the order in which they came up.
 std::string counts_of(const json& report) {
   std::map<std::string, int> counts;
   for (const char* const part : {"cases", "curves", "goldens", "benchmarks"}) {
     for (const json& item : html::list_of(report, part)) {
-      std::string status = html::text_of(item, "status");
-      if (item.contains("holds")) status = item["holds"] == true ? "holds" : "does not hold";
-      if (!status.empty()) ++counts[status];
+      if (const std::string status = status_of(item); !status.empty()) ++counts[status];
     }
   }
   std::string words;
@@ -174,15 +214,15 @@ std::string contents_of(const json& report) {
   const auto add = [&](const char* part, const char* anchor, const char* name) {
     const json& items = html::list_of(report, part);
     for (std::size_t i = 0; i < items.size(); ++i) {
-      std::string status = html::text_of(items[i], "status"), title = html::text_of(items[i], name);
-      if (items[i].contains("holds")) status = items[i]["holds"] == true ? "conforms" : "diverges";
+      const std::string status = status_of(items[i]);
+      std::string title = html::text_of(items[i], name);
       if (title.empty()) title = html::text_of(items[i], "experiment");
       if (const std::string fault = html::text_of(items[i], "fault"); !fault.empty())
         title += " with " + fault;
       html += fmt::format(
           "<tr><th scope=row class=name><a href=\"#{}\">{}</a></th>"
           "<td class=\"name {}\">{}</td></tr>\n",
-          anchor_of(anchor, i), title, status, status);
+          anchor_of(anchor, i), title, class_of(status), status.empty() ? "compared with" : status);
     }
   };
   add("cases", "case", "case");
@@ -226,7 +266,8 @@ std::string html_of(const json& report) {
                           cases.size() - i);
       break;
     }
-    page += is_brief ? brief_html(cases[i], i) : case_html(cases[i], i, room);
+    page += is_brief ? brief_html(cases[i], i)
+                     : with_number(case_html(report, cases[i], i, room), i, cases.size());
   }
   page += html::curves_of(report);
   for (std::size_t i = 0; i < curves.size(); ++i) page += curve_html(curves[i], i);

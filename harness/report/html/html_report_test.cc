@@ -6,8 +6,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <string_view>
 
 #include "core/base/error.h"
 
@@ -264,6 +266,66 @@ TEST(HtmlReport, TakesABenchmarkOfAnyShape) {
 
   EXPECT_THAT(html_of(report), AllOf(HasSubstr("<strong>Something is wrong</strong>"),
                                      HasSubstr("<dd>slower</dd>"), HasSubstr("<pre>slower</pre>")));
+}
+
+TEST(HtmlReport, ShowsTimesOfCollectivesBesideTheCaseThatTheyAreOf) {
+  json report = a_report();
+  const json row = {{"purpose", "grad<b>"},
+                    {"calls_per_step_and_rank", 3},
+                    {"bytes_per_step_all_ranks", 2048},
+                    {"ms_per_step_and_rank", 1.5},
+                    {"median_call_ms", 0.25},
+                    {"hidden_ms_per_step_and_rank", 0.5}};
+  json blind = row;
+  blind["purpose"] = "clip_norm";
+  blind["hidden_ms_per_step_and_rank"] = nullptr;
+  report["collective_times"] = {{{"case", "another"}, {"collectives", {row}}},
+                                {{"case", "qwen2_tp2_dp2"}, {"collectives", {row, blind}}}};
+
+  const std::string page = html_of(report);
+
+  EXPECT_THAT(page, HasSubstr("Collectives by purpose"));
+  EXPECT_THAT(page, HasSubstr("grad&lt;b&gt;</th><td>3</td><td>2.0 KiB</td><td>1.500</td>"
+                              "<td>50.0 %</td><td>0.250</td><td>25.0 %</td>"));
+  EXPECT_THAT(page, HasSubstr("<td>0.250</td><td>not measured</td>"));
+  report["collective_times"].erase(1);
+  EXPECT_THAT(html_of(report), Not(HasSubstr("Collectives by purpose")));
+}
+
+// Whoever hears the page goes from table to table by their names.
+TEST(HtmlReport, GivesTablesOfSeveralCasesNamesOfTheirOwn) {
+  json report = a_report();
+  report["cases"].push_back(report["cases"][0]);
+
+  const std::string page = html_of(report);
+
+  std::map<std::string, int> names;
+  constexpr std::string_view kName = "role=region aria-label=\"";
+  for (std::size_t at = page.find(kName); at != page.npos; at = page.find(kName, at + 1)) {
+    const std::size_t begin = at + kName.size();
+    ++names[page.substr(begin, page.find('"', begin) - begin)];
+  }
+  EXPECT_GE(names.size(), 4U);
+  for (const auto& [name, times] : names) EXPECT_EQ(times, 1) << name;
+}
+
+TEST(HtmlReport, SaysOfFaultsWhetherTheyWereFound) {
+  json report = a_report();
+  report["exit_code"] = 0;
+  report["cases"][0]["fault"] = "dp_sum_missing";
+  report["cases"][0]["detection"] = {{"as_expected", true}, {"problem", nullptr}};
+
+  const std::string found = html_of(report);
+
+  EXPECT_THAT(found, AllOf(HasSubstr("<h1>isoshard report: 1 found</h1>"),
+                           HasSubstr("<strong>The mistake was found</strong>"),
+                           HasSubstr("put into a right implementation on purpose"),
+                           HasSubstr("<td class=\"name conforms\">found</td>")));
+  report["exit_code"] = 1;
+  report["cases"][0]["detection"] = {{"as_expected", false}, {"problem", "no alarm"}};
+  EXPECT_THAT(html_of(report),
+              AllOf(HasSubstr("<strong>The mistake was not found as it must be</strong>"),
+                    HasSubstr("<td class=\"name diverges\">missed</td>")));
 }
 
 TEST(HtmlReport, RefusesWhatIsNoReport) {

@@ -55,6 +55,7 @@ figcaption .name{color:var(--ink);font-size:.8rem}
 .lane li:not(:last-child)::after{content:" ;";color:var(--soft)}
 .lane small{color:var(--soft)}
 .legend{list-style:none;display:flex;flex-wrap:wrap;gap:.25rem 1.25rem;padding:0;font-size:.875rem}
+.legend li{overflow-wrap:anywhere}
 .legend svg{border:0;background:none;display:inline;vertical-align:middle}
 svg{max-width:100%;height:auto;background:var(--card);border:1px solid var(--line)}
 svg text{fill:var(--ink);font:12px system-ui,sans-serif}

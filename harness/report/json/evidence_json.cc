@@ -105,6 +105,21 @@ json schedule_json(const std::vector<ReportAction>& schedule) {
   return actions;
 }
 
+json collectives_json(const std::vector<ReportCollective>& rows) {
+  constexpr double kMs = 1000;
+  json all = json::array();
+  for (const ReportCollective& row : rows) {
+    const auto& hidden = row.hidden_seconds_per_rank;
+    all.push_back({{"purpose", row.purpose},
+                   {"calls_per_step_and_rank", row.calls_per_rank},
+                   {"bytes_per_step_all_ranks", row.bytes},
+                   {"ms_per_step_and_rank", kMs * row.seconds_per_rank},
+                   {"median_call_ms", kMs * row.median_call_seconds},
+                   {"hidden_ms_per_step_and_rank", hidden ? json(kMs * *hidden) : json(nullptr)}});
+  }
+  return all;
+}
+
 json points_json(const ReportCurve& item) {
   constexpr std::size_t kMost = 500;
   const std::vector<CurveStep>& steps = item.curve.steps;

@@ -10,6 +10,8 @@ namespace isoshard {
 [[nodiscard]] nlohmann::json evidence_json(const Evidence& evidence);
 [[nodiscard]] nlohmann::json provenance_json(const Provenance& provenance);
 [[nodiscard]] nlohmann::json schedule_json(const std::vector<ReportAction>& schedule);
+/// One object for each purpose, with times in ms: that of results_*.json (docs/bench.md).
+[[nodiscard]] nlohmann::json collectives_json(const std::vector<ReportCollective>& rows);
 /// At most 500 points of a curve, the last one among them: `steps`, `loss`, `grad_norm`, and, where
 /// they are known, `allowed` and `spread` of the loss. null for a curve without steps.
 [[nodiscard]] nlohmann::json points_json(const ReportCurve& item);

@@ -108,6 +108,12 @@ json report_json(const Report& report) {
                              {"first", text_or_null(item.first)},
                              {"flags", item.flags}});
   }
+  // Apart from the cases: what is judged is the same from run to run, times are not.
+  for (const ReportCase& item : report.cases) {
+    if (item.collective_times.empty()) continue;
+    j["collective_times"].push_back(
+        {{"case", item.name}, {"collectives", collectives_json(item.collective_times)}});
+  }
   for (const ReportCurve& item : report.curves) j["curves"].push_back(curve_json(item));
   for (const ReportGolden& item : report.goldens)
     j["goldens"].push_back({{"name", item.name}, {"status", item.status}, {"text", item.text}});

@@ -5,7 +5,7 @@
 #include <memory>
 
 #include "core/comm/communicator.h"
-#include "suite/bench/step_clock.h"
+#include "suite/clock/step_clock.h"
 
 namespace isoshard {
 
@@ -21,9 +21,12 @@ using UnderWay = std::function<bool()>;
 [[nodiscard]] std::unique_ptr<Communicator> metered(Communicator& inner, StepClock& clock,
                                                     UnderWay under_way);
 
-/// The same of a rank in a region of shared memory, which knows what is on its way.
-/// Errors   InfrastructureError for any other communicator.
-[[nodiscard]] std::unique_ptr<Communicator> metered_region(std::unique_ptr<Communicator> inner,
-                                                           StepClock& clock);
+/// Whether the communicator can say what is on its way: that of a rank in a region of shared memory
+/// can. Of others nothing is ever said to be hidden.
+[[nodiscard]] bool knows_what_is_under_way(const Communicator& inner) noexcept;
+
+/// The same with what the communicator itself says is on its way.
+[[nodiscard]] std::unique_ptr<Communicator> metered(std::unique_ptr<Communicator> inner,
+                                                    StepClock& clock);
 
 }  // namespace isoshard

@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // One clock, read at each change of part.
-#include "suite/bench/step_clock.h"
+#include "suite/clock/step_clock.h"
 
+#include <algorithm>
+#include <cstddef>
 #include <utility>
+#include <vector>
 
 namespace isoshard {
 namespace {
@@ -49,7 +52,10 @@ StepPart StepClock::enter(StepPart part, Purpose purpose) noexcept {
   if (is_running_) {
     const double seconds = seconds_of(now - last_);
     times_.parts[static_cast<std::size_t>(part_)] += seconds;
-    if (is_under_way_ && part_ != StepPart::kCommunication) times_.hidden += seconds;
+    if (is_under_way_ && part_ != StepPart::kCommunication) {
+      times_.hidden += seconds;
+      purposes_[static_cast<std::size_t>(under_way_purpose_)].hidden += seconds;
+    }
     keep_span(last_, now);
   }
   last_ = now;
@@ -65,19 +71,45 @@ StepTimes StepClock::end_step() noexcept {
   return times_;
 }
 
-void StepClock::add_call(Purpose purpose, std::int64_t bytes, StepPart interrupted,
-                         double seconds) noexcept {
-  if (!is_running_) return;
+std::size_t StepClock::add_call(Purpose purpose, std::int64_t bytes, StepPart interrupted,
+                                double seconds) noexcept {
+  if (!is_running_) return kMostCalls;
   PurposeTotals& totals = purposes_[static_cast<std::size_t>(purpose)];
   ++totals.calls;
   totals.bytes += bytes;
-  add_wait(purpose, interrupted, seconds);
+  std::size_t call = kMostCalls;
+  if (calls_.size() < kMostCalls) {
+    call = calls_.size();
+    calls_.push_back({purpose, 0});
+  }
+  add_wait(call, purpose, interrupted, seconds);
+  return call;
 }
 
-void StepClock::add_wait(Purpose purpose, StepPart interrupted, double seconds) noexcept {
+void StepClock::add_wait(std::size_t call, Purpose purpose, StepPart interrupted,
+                         double seconds) noexcept {
   if (!is_running_) return;
+  if (call < calls_.size()) calls_[call].seconds += static_cast<float>(seconds);
   purposes_[static_cast<std::size_t>(purpose)].seconds += seconds;
   times_.communication_in[static_cast<std::size_t>(interrupted)] += seconds;
+}
+
+double median_of(std::vector<double> values) {
+  if (values.empty()) return 0;
+  std::ranges::sort(values);
+  const std::size_t half = values.size() / 2;
+  return values.size() % 2 == 1 ? values[half] : (values[half - 1] + values[half]) / 2;
+}
+
+PurposeTimes StepClock::purposes() const {
+  PurposeTimes times = purposes_;
+  for (std::size_t p = 0; p < times.size(); ++p) {
+    std::vector<double> seconds;
+    for (const TimedCall& call : calls_)
+      if (static_cast<std::size_t>(call.purpose) == p) seconds.push_back(call.seconds);
+    times[p].median = median_of(std::move(seconds));
+  }
+  return times;
 }
 
 }  // namespace isoshard

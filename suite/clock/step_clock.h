@@ -40,6 +40,8 @@ struct StepSpan {
 };
 /// Of a step's spans so many are kept.
 inline constexpr std::size_t kMostSpans = 20'000;
+/// The times of so many calls are kept for medians.
+inline constexpr std::size_t kMostCalls = 20'000;
 
 /// Calls of one purpose on one rank. A call's bytes are those of its longest buffer: the input of
 /// all-reduce, reduce-scatter, all-to-all, send and broadcast, the output of all-gather. What a
@@ -47,7 +49,17 @@ inline constexpr std::size_t kMostSpans = 20'000;
 struct PurposeTotals {
   std::int64_t calls = 0, bytes = 0;
   double seconds = 0;
+  /// While a transfer that a call of this purpose had left on its way, and the rank did something
+  /// else. Where several purposes have transfers on their way, that of the last call counts.
+  double hidden = 0;
+  double median = 0;  ///< of a call, its waits included; of the first kMostCalls calls of the rank
 };
+
+/// The middle value, or the mean of the two in the middle; 0 of none.
+[[nodiscard]] double median_of(std::vector<double> values);
+
+/// By purpose.
+using PurposeTimes = std::array<PurposeTotals, kNumPurposes>;
 
 /// Guarantees   the parts of a step add up to its total but for rounding, as one clock is read at
 ///              each change of part.
@@ -59,7 +71,10 @@ struct PurposeTotals {
 ///     const StepTimes times = clock.end_step();
 class StepClock {
  public:
-  StepClock() { spans_.reserve(kMostSpans); }
+  StepClock() {
+    spans_.reserve(kMostSpans);
+    calls_.reserve(kMostCalls);
+  }
   /// `wait` returns when all that was begun is done. It is called at the begin and the end of a
   /// step and where forward, backward and optimizer change, before the clock is read: what a device
   /// has only been asked for then belongs to the part that asked. Not around communication, which a
@@ -71,21 +86,32 @@ class StepClock {
   /// `purpose`: of communication. Returns the part until now.
   StepPart enter(StepPart part, Purpose purpose = Purpose::kUnspecified) noexcept;
   [[nodiscard]] StepTimes end_step() noexcept;
-  /// Whether a transfer is on its way from now on, while the rank does something else.
-  void set_under_way(bool is_under_way) noexcept { is_under_way_ = is_under_way; }
+  /// Whether a transfer is on its way from now on, while the rank does something else; and the
+  /// purpose of the last call.
+  void set_under_way(bool is_under_way, Purpose purpose = Purpose::kUnspecified) noexcept {
+    is_under_way_ = is_under_way;
+    under_way_purpose_ = purpose;
+  }
   /// Of the step that is under way, or of the last one, in their order.
   [[nodiscard]] const std::vector<StepSpan>& spans() const noexcept { return spans_; }
 
   /// `interrupted`: the part that the call interrupted. Outside of a step nothing is counted.
-  void add_call(Purpose purpose, std::int64_t bytes, StepPart interrupted, double seconds) noexcept;
-  void add_wait(Purpose purpose, StepPart interrupted, double seconds) noexcept;
-  [[nodiscard]] const std::array<PurposeTotals, kNumPurposes>& purposes() const noexcept {
-    return purposes_;
+  /// Returns the number of the call, for add_wait.
+  std::size_t add_call(Purpose purpose, std::int64_t bytes, StepPart interrupted,
+                       double seconds) noexcept;
+  void add_wait(std::size_t call, Purpose purpose, StepPart interrupted, double seconds) noexcept;
+  [[nodiscard]] PurposeTimes purposes() const;
+  void clear_purposes() noexcept {
+    purposes_ = {};
+    calls_.clear();
   }
-  void clear_purposes() noexcept { purposes_ = {}; }
 
  private:
   using Clock = std::chrono::steady_clock;
+  struct TimedCall {
+    Purpose purpose = Purpose::kUnspecified;
+    float seconds = 0;
+  };
   void wait_for_device() const noexcept;
   void keep_span(Clock::time_point begin, Clock::time_point end) noexcept;
 
@@ -96,7 +122,9 @@ class StepClock {
   Purpose purpose_ = Purpose::kUnspecified;
   std::vector<StepSpan> spans_;
   StepTimes times_;
-  std::array<PurposeTotals, kNumPurposes> purposes_{};
+  Purpose under_way_purpose_ = Purpose::kUnspecified;
+  PurposeTimes purposes_{};
+  std::vector<TimedCall> calls_;
 };
 
 /// Is in a part while it lives, then in the one before.

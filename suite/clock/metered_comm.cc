@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Calls on their way to the communicator below, each inside StepPart::kCommunication.
-#include "suite/bench/metered_comm.h"
+#include "suite/clock/metered_comm.h"
 
 #include <algorithm>
 #include <chrono>
 #include <numeric>
 #include <utility>
 
-#include "core/base/error.h"
+#include "core/comm/passes_on.h"
 #include "core/comm/region/region_communicator.h"
 
 namespace isoshard {
@@ -17,11 +17,12 @@ std::int64_t bytes_in(const ConstBuffer& buffer) {
   return buffer.count * static_cast<std::int64_t>(size_of(buffer.dtype));
 }
 
-class MeteredCommunicator final : public Communicator {
+class MeteredCommunicator final : public Communicator, public PassesOn {
  public:
   MeteredCommunicator(std::unique_ptr<Communicator> owned, Communicator& inner, StepClock& clock,
                       UnderWay under_way)
       : owned_(std::move(owned)), inner_(&inner), clock_(clock), under_way_(std::move(under_way)) {}
+  [[nodiscard]] const Communicator& below() const noexcept override { return *inner_; }
   [[nodiscard]] int rank() const noexcept override { return inner_->rank(); }
   [[nodiscard]] int size() const noexcept override { return inner_->size(); }
   [[nodiscard]] ReductionOrder reduction_order() const noexcept override {
@@ -102,13 +103,14 @@ class MeteredCommunicator final : public Communicator {
     const StepScope scope(clock_, StepPart::kCommunication, purpose);
     const Clock::time_point start = Clock::now();
     auto work = std::make_shared<Work>(call());
-    clock_.add_call(purpose, moved, scope.before(), seconds_since(start));
-    clock_.set_under_way(under_way_());
-    return Work([work, purpose, under_way = under_way_, &clock = clock_] {
+    const std::size_t number =
+        clock_.add_call(purpose, moved, scope.before(), seconds_since(start));
+    clock_.set_under_way(under_way_(), purpose);
+    return Work([work, number, purpose, under_way = under_way_, &clock = clock_] {
       const StepScope waiting(clock, StepPart::kCommunication, purpose);
       const Clock::time_point begin = Clock::now();
       work->wait();
-      clock.add_wait(purpose, waiting.before(), seconds_since(begin));
+      clock.add_wait(number, purpose, waiting.before(), seconds_since(begin));
       clock.set_under_way(under_way());
     });
   }
@@ -132,11 +134,13 @@ std::unique_ptr<Communicator> metered(Communicator& inner, StepClock& clock, Und
   return std::make_unique<MeteredCommunicator>(nullptr, inner, clock, std::move(under_way));
 }
 
-std::unique_ptr<Communicator> metered_region(std::unique_ptr<Communicator> inner,
-                                             StepClock& clock) {
+bool knows_what_is_under_way(const Communicator& inner) noexcept {
+  return dynamic_cast<const RegionCommunicator*>(&inner) != nullptr;
+}
+
+std::unique_ptr<Communicator> metered(std::unique_ptr<Communicator> inner, StepClock& clock) {
   const auto* const region = dynamic_cast<const RegionCommunicator*>(inner.get());
-  if (region == nullptr)
-    throw InfrastructureError("benchmarks must run on ranks that share memory (backend shm)");
+  if (region == nullptr) return metered(std::move(inner), clock, [] { return false; });
   return metered(std::move(inner), clock, [region] { return region->has_transfers_under_way(); });
 }
 
