@@ -110,6 +110,7 @@ struct Guard final : c10::impl::NoOpDeviceGuardImpl<kType> {
   void destroyEvent(void*, c10::DeviceIndex) const noexcept override {}
   bool queryStream(const c10::Stream&) const override { return true; }
   void synchronizeStream(const c10::Stream&) const override {}
+  void synchronizeDevice(c10::DeviceIndex) const override {}
 
  private:
   static c10::Stream default_stream() {
