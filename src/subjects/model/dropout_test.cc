@@ -206,7 +206,7 @@ class HalfKnown final : public Strategy {
     layout.explicit_parts = true;
     Shape half = layout.global_shape;
     half[1] /= 2;
-    layout.boxes = {{.global_offset = {0, 0, 0}, .local_offset = {0, 0, 0}, .size = half}};
+    layout.boxes = {{.local_offset = {0, 0, 0}, .global_offset = {0, 0, 0}, .size = half}};
     return {layout, layout};
   }
 };
