@@ -104,24 +104,24 @@ void refuse_more_than_fork(const Case& item, std::string_view way_out) {
 }
 
 void refuse_several_processes(std::string_view command) {
-  struct Launcher {
+  struct Starter {
     const char* name;
     const char* its_own;  ///< a variable that this launcher alone sets
     const char* size;
   };
   // The innermost launcher counts: mpirun starts its own processes within a step of srun.
-  constexpr Launcher kLaunchers[] = {
+  constexpr Starter kStarters[] = {
       {"torchrun", "TORCHELASTIC_RUN_ID", "WORLD_SIZE"},
       {"mpirun or srun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"},
       {"mpirun or srun", "PMI_SIZE", "PMI_SIZE"},
       {"mpirun or srun", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_TASKS"}};
-  for (const Launcher& launcher : kLaunchers) {
-    const char* const size = std::getenv(launcher.size);
-    if (size == nullptr || std::getenv(launcher.its_own) == nullptr) continue;
+  for (const Starter& starter : kStarters) {
+    const char* const size = std::getenv(starter.size);
+    if (size == nullptr || std::getenv(starter.its_own) == nullptr) continue;
     if (std::atoi(size) < 2) return;
     throw UsageError(fmt::format(
         "{} started {} processes ({}), each of which would run all ranks of its own; {}",
-        launcher.name, size, launcher.size,
+        starter.name, size, starter.size,
         command.empty() ? std::string("add --attach, or start one process")
                         : fmt::format("isoshard {} forks its ranks and has no --attach: start one "
                                       "process of it, without mpirun",
@@ -162,13 +162,13 @@ std::optional<int> run_on_persistent_ranks(
   int code = kExitConforms;
   const auto ranks = run_persistent_ranks(num_ranks, [&] { return program(of_ranks); });
   for (std::size_t rank = 0; rank < ranks.size(); ++rank) {
-    const PersistentRank& end = ranks[rank];
-    if (end.signal != 0 && !end.was_told) {
-      print_error(fmt::format("isoshard: rank {} was ended by signal {} ({})", rank, end.signal,
-                              ::strsignal(end.signal)));
+    const PersistentRank& own = ranks[rank];
+    if (own.signal != 0 && !own.was_told) {
+      print_error(fmt::format("isoshard: rank {} was ended by signal {} ({})", rank, own.signal,
+                              ::strsignal(own.signal)));
     }
-    const bool is_broken = end.signal != 0 || end.was_told;
-    code = combine_exit_codes(code, is_broken ? static_cast<int>(kExitInfrastructure) : end.code);
+    const bool is_broken = own.signal != 0 || own.was_told;
+    code = combine_exit_codes(code, is_broken ? static_cast<int>(kExitInfrastructure) : own.code);
   }
   return code;
 }
