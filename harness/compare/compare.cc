@@ -108,7 +108,7 @@ bool are_curves(const ComparePlan& plan) {
 }
 
 DumpedRuns runs_of(const ComparePlan& plan) {
-  if (!plan.input_dir.empty()) return dumped_pairs(plan.input_dir);
+  if (!plan.input_dir.empty()) return dumped_pairs(plan.input_dir, plan.rules.batch_file);
   return {.pairs = {{plan.reference, plan.actual}}};
 }
 
@@ -117,7 +117,7 @@ Verdict compare_pair(const DumpedPair& pair, const ComparePlan& plan, const Bund
     JudgePolicy options;
     options.rtol = plan.rtol;
     Verdict verdict = compare_bundles(pair.reference, pair.actual, options, rules);
-    add_own_word(pair.reference, pair.actual, verdict);
+    add_own_word(pair.reference, pair.actual, rules.batch_file, verdict);
     if (!pair.against.empty()) verdict.reason += "; against " + pair.against;
     return verdict;
   }
