@@ -21,6 +21,7 @@
 #include "harness/judge/infer_layouts.h"
 #include "harness/judge/journals/judge_journals.h"
 #include "harness/judge/judge.h"
+#include "harness/judge/records/claimed_shards.h"
 #include "harness/judge/replay.h"
 #include "harness/judge/saved_run.h"
 #include "harness/trace/clipped.h"
@@ -381,6 +382,8 @@ Verdict compare_bundles(const std::filesystem::path& reference_directory,
   infer_layouts(judged.bundle, reference, policy, judged.manifest);
   require_honest_layouts(judged.bundle.trace, rules.not_recorded, judged.manifest,
                          policy.num_names);
+  detail::require_consistent_shards(judged.bundle.trace, policy, rules.not_recorded,
+                                    judged.manifest);
   if (reference.response_runs() == 0 && !policy.rtol.has_value()) policy.level = Level::kExact;
   std::set<RecordKey> extra = left_out(trusted, judged, reference, rules);
   if (!extra.empty())
