@@ -86,6 +86,9 @@ ReportCurve compare_curves(const ComparePlan& plan) {
   if (verdict.first.has_value() && gap.size > 0)
     result.remarks.push_back(fmt::format(
         "          largest difference of the loss: {:.3g} in step {}", gap.size, gap.step));
+  result.remarks.push_back(fmt::format(
+      "          that this is a curve of {} is its own word, by which published bounds were chosen",
+      actual.subject));
   result.verdict = std::move(verdict);
   return result;
 }
