@@ -184,8 +184,8 @@ std::optional<StepRule> step_rule_of(const RunSettings& settings) {
 
 namespace {
 
-/// Whether a run read an input from a file that another may have been saved to: then the input
-/// itself is what is compared.
+/// Whether a run says that it read an input from a file, which another run may have saved: then the
+/// input itself is what is compared.
 bool is_from_file(const RunSettings& settings, const char* name, std::string_view source) {
   const auto found = settings.training.find(name);
   return found != settings.training.end() && found->second == source;
@@ -194,11 +194,10 @@ bool is_from_file(const RunSettings& settings, const char* name, std::string_vie
 /// Settings that say where inputs came from, and nothing of a run whose inputs came from a file.
 class Origins {
  public:
-  Origins(const RunSettings& a, const RunSettings& b)
-      : weights_(is_from_file(a, "weights.source", "\"file\"") ||
-                 is_from_file(b, "weights.source", "\"file\"")),
-        data_(is_from_file(a, "data.source", "\"batch file\"") ||
-              is_from_file(b, "data.source", "\"batch file\"")) {}
+  Origins(const RunSettings& reference, const RunSettings& actual, BatchFileOf batch_file)
+      : weights_(is_from_file(reference, "weights.source", "\"file\"") ||
+                 is_from_file(actual, "weights.source", "\"file\"")),
+        data_(is_from_batch_file(reference, actual, batch_file)) {}
 
   [[nodiscard]] bool cover(std::string_view name) const {
     if (name == "seed") return weights_ && data_;
@@ -216,10 +215,11 @@ class Origins {
 
 }  // namespace
 
-SettingDifferences setting_differences(const RunSettings& reference, const RunSettings& actual) {
+SettingDifferences setting_differences(const RunSettings& reference, const RunSettings& actual,
+                                       BatchFileOf batch_file) {
   SettingDifferences found;
   if (reference.training.empty() || actual.training.empty()) return found;
-  const Origins origins(reference, actual);
+  const Origins origins(reference, actual, batch_file);
   const auto add_unshared = [&](const std::string& name, std::string line) {
     (is_environment_variable(name) ? found.different : found.unshared).push_back(std::move(line));
   };
@@ -240,16 +240,19 @@ SettingDifferences setting_differences(const RunSettings& reference, const RunSe
   return found;
 }
 
-std::vector<std::string> differing_settings(const RunSettings& reference,
-                                            const RunSettings& actual) {
-  SettingDifferences found = setting_differences(reference, actual);
+std::vector<std::string> differing_settings(const RunSettings& reference, const RunSettings& actual,
+                                            BatchFileOf batch_file) {
+  SettingDifferences found = setting_differences(reference, actual, batch_file);
   std::ranges::move(found.unshared, std::back_inserter(found.different));
   return std::move(found.different);
 }
 
-bool is_from_batch_file(const RunSettings& reference, const RunSettings& actual) {
-  return is_from_file(reference, "data.source", "\"batch file\"") ||
-         is_from_file(actual, "data.source", "\"batch file\"");
+bool is_from_batch_file(const RunSettings& reference, const RunSettings& actual,
+                        BatchFileOf batch_file) {
+  const auto says = [](const RunSettings& settings) {
+    return is_from_file(settings, "data.source", "\"batch file\"");
+  };
+  return says(reference) || (batch_file == BatchFileOf::kEither && says(actual));
 }
 
 }  // namespace isoshard

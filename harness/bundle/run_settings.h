@@ -12,6 +12,7 @@
 /// Each part may be missing, and so may each key; a subject that is not ours names its training
 /// settings as it likes.
 #pragma once
+#include <cstdint>
 #include <filesystem>
 #include <functional>
 #include <map>
@@ -66,18 +67,25 @@ struct SettingDifferences {
   std::vector<std::string> unshared;
 };
 
-/// Empty when one of the runs says nothing at all. Where weights or batches of one run came from a
-/// file, which another run may have saved, how the other run made its own is no difference: weights
-/// and ids are recorded, and compared bit by bit.
-[[nodiscard]] SettingDifferences setting_differences(const RunSettings& reference,
-                                                     const RunSettings& actual);
+/// Whose word counts that its batches come from a file: then how samples were drawn, and where
+/// samplers and random streams stand, is nothing that both runs have.
+enum class BatchFileOf : std::uint8_t { kTrusted, kEither };
+
+/// Empty when one of the runs says nothing at all. Where weights of one run came from a file, which
+/// another run may have saved, how the other run made its own is no difference: weights are
+/// recorded, and compared bit by bit. Ids are, too, but not where a sampler stands, so of batches
+/// it is no difference only where a run whose word counts says that they came from a file.
+[[nodiscard]] SettingDifferences setting_differences(
+    const RunSettings& reference, const RunSettings& actual,
+    BatchFileOf batch_file = BatchFileOf::kTrusted);
 
 /// All lines of setting_differences: for runs of one program, which says all its settings.
-[[nodiscard]] std::vector<std::string> differing_settings(const RunSettings& reference,
-                                                          const RunSettings& actual);
+[[nodiscard]] std::vector<std::string> differing_settings(
+    const RunSettings& reference, const RunSettings& actual,
+    BatchFileOf batch_file = BatchFileOf::kTrusted);
 
-/// Whether one of the runs read its batches from a file, which another run may have saved: then
-/// where samplers and random streams stand is no number that both have.
-[[nodiscard]] bool is_from_batch_file(const RunSettings& reference, const RunSettings& actual);
+/// Whether a run whose word counts says that its batches came from a file.
+[[nodiscard]] bool is_from_batch_file(const RunSettings& reference, const RunSettings& actual,
+                                      BatchFileOf batch_file);
 
 }  // namespace isoshard

@@ -99,10 +99,13 @@ TEST(RunSettings, OfInputsReadFromAFileDoNotSayHowTheyWereMade) {
                                          "data": {"source": "text", "shuffle": true,)"
                                      R"( "dp": 3}, "steps": 1}})");
 
-  EXPECT_THAT(differing_settings(made, both), IsEmpty());
+  EXPECT_THAT(differing_settings(made, both, BatchFileOf::kEither), IsEmpty());
   EXPECT_THAT(differing_settings(both, made), IsEmpty());
   EXPECT_THAT(differing_settings(made, weights),
               ElementsAre(HasSubstr("data.dp"), HasSubstr("seed")));
+  EXPECT_THAT(differing_settings(made, both),
+              ElementsAre(HasSubstr("data.shuffle"), HasSubstr("data.source"), HasSubstr("seed")))
+      << "the judged run alone says that its batches come from a file";
 }
 
 TEST(RunSettings, ThatAreMalformedAreRefusedByName) {

@@ -114,6 +114,7 @@ class Comparison {
         finer.read = [read = finer.read, coarser] { return rounded(read(), coarser); };
         finer.dtype = coarser;
         ++num_rounded_;
+        if (&finer == &reference) ++num_coarser_;
         continue;
       }
       Finding finding;
@@ -254,6 +255,13 @@ class Comparison {
           "allows",
           num_rounded_));
       if (verdict.strength == Strength::kExact) verdict.strength = Strength::kWithinTolerance;
+      if (verdict.status == Status::kConforms) {
+        verdict.reason += fmt::format("; {} of them in the coarser of two dtypes", num_rounded_);
+        if (num_coarser_ > 0)
+          verdict.reason += fmt::format(
+              ", {} as the judged checkpoint keeps them so: what it has lost by that is not judged",
+              num_coarser_);
+      }
     }
     verdict.notes.insert(verdict.notes.end(), notes_.begin(), notes_.end());
   }
@@ -285,7 +293,7 @@ class Comparison {
   std::vector<std::string> notes_;
   std::vector<Finding> findings_;
   Dtype coarsest_ = Dtype::kFloat64;
-  std::size_t num_rounded_ = 0;
+  std::size_t num_rounded_ = 0, num_coarser_ = 0;  ///< of them, those that the judged one rounded
 };
 
 }  // namespace

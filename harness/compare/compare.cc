@@ -86,6 +86,9 @@ ReportCurve compare_curves(const ComparePlan& plan) {
   if (verdict.first.has_value() && gap.size > 0)
     result.remarks.push_back(fmt::format(
         "          largest difference of the loss: {:.3g} in step {}", gap.size, gap.step));
+  result.remarks.push_back(fmt::format(
+      "          that this is a curve of {} is its own word, by which published bounds were chosen",
+      actual.subject));
   result.verdict = std::move(verdict);
   return result;
 }
@@ -108,7 +111,7 @@ bool are_curves(const ComparePlan& plan) {
 }
 
 DumpedRuns runs_of(const ComparePlan& plan) {
-  if (!plan.input_dir.empty()) return dumped_pairs(plan.input_dir);
+  if (!plan.input_dir.empty()) return dumped_pairs(plan.input_dir, plan.rules.batch_file);
   return {.pairs = {{plan.reference, plan.actual}}};
 }
 
@@ -117,7 +120,7 @@ Verdict compare_pair(const DumpedPair& pair, const ComparePlan& plan, const Bund
     JudgePolicy options;
     options.rtol = plan.rtol;
     Verdict verdict = compare_bundles(pair.reference, pair.actual, options, rules);
-    add_own_word(pair.reference, pair.actual, verdict);
+    add_own_word(pair.reference, pair.actual, rules.batch_file, verdict);
     if (!pair.against.empty()) verdict.reason += "; against " + pair.against;
     return verdict;
   }

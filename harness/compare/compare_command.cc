@@ -50,6 +50,10 @@ void declare_compare(OptionTable& table) {
           "exact: a run that conforms within tolerance only exits with 1; any");
   judging("allow-different-settings", po::bool_switch(),
           "compare runs whose settings (manifest.json) differ, or that state none");
+  judging(
+      "allow-different-origins", po::bool_switch(),
+      "take the judged run's word that its batches come from a file: how its samples were drawn, "
+      "and where its sampler and masks stand, is not judged");
   judging("allow-unsealed", po::bool_switch(),
           "take bundles of schema 1, whose files no hashes seal");
   judging("not-recorded", po::value<std::string>(),
@@ -141,7 +145,7 @@ void require_fitting_options(const ParsedOptions& options) {
   }
   for (const char* name : {"input-dir", "partial", "grad-scale", "mesh", "only", "at-steps"})
     refuse(name, options.given(name));
-  for (const char* name : {"allow-different-settings", "allow-unsealed"})
+  for (const char* name : {"allow-different-settings", "allow-different-origins", "allow-unsealed"})
     refuse(name, options.get<bool>(name));
 }
 
@@ -161,6 +165,7 @@ ComparePlan plan_of(const ParsedOptions& options) {
   plan.require = parse_required_strength(options.get<std::string>("require"));
   if (options.given("rtol")) plan.rtol = options.get<double>("rtol");
   plan.allows_different_settings = options.get<bool>("allow-different-settings");
+  if (options.get<bool>("allow-different-origins")) plan.rules.batch_file = BatchFileOf::kEither;
   plan.rules.unsealed =
       options.get<bool>("allow-unsealed") ? Unsealed::kAllowed : Unsealed::kRefused;
   if (options.given("not-recorded"))

@@ -95,6 +95,15 @@ TEST_F(DumpedFolder, AreJudgedAgainstEveryReferenceThatHasTheirSettings) {
   EXPECT_EQ(found.pairs[1].against, "reference");
 }
 
+TEST_F(DumpedFolder, WhoseRunAloneSaysThatItsBatchesComeFromAFileNeedsTheOption) {
+  write_run(folder_ / "run", "autotp", kDp2Tp3, settings_of("batch file"));
+
+  EXPECT_THAT([&] { (void)dumped_pairs(folder_.path()); },
+              ThrowsMessage<FileError>(
+                  HasSubstr("data.source: reference \"text\", actual \"batch file\"")));
+  EXPECT_EQ(dumped_pairs(folder_.path(), BatchFileOf::kEither).pairs.size(), 1U);
+}
+
 TEST_F(DumpedFolder, LeaveNoReferenceOver) {
   write_run(folder_ / "wrong", "reference", MeshShape(), settings_of("text", 5));
 
@@ -119,12 +128,14 @@ TEST_F(DumpedFolder, ThatAreNotJudgedAreListedAtTheEnd) {
 
 class OwnWord : public testing::Test {
  protected:
-  [[nodiscard]] Verdict judged(const json& trusted, const json& own) const {
+  [[nodiscard]] Verdict judged(const json& trusted, const json& own,
+                               BatchFileOf batch_file = BatchFileOf::kTrusted) const {
     write_run(folder_ / "reference", "reference", MeshShape(), trusted);
     write_run(folder_ / "run", "autotp", kDp2Tp3, own);
     ComparePlan plan;
     plan.reference = folder_ / "reference";
     plan.actual = folder_ / "run";
+    plan.rules.batch_file = batch_file;
     return compare(plan).cases.at(0).verdict.value();
   }
 
@@ -133,7 +144,7 @@ class OwnWord : public testing::Test {
 
 TEST_F(OwnWord, AboutABatchFileStandsInTheReason) {
   const Verdict plain = judged(settings_of(), settings_of());
-  const Verdict own = judged(settings_of(), settings_of("batch file"));
+  const Verdict own = judged(settings_of(), settings_of("batch file"), BatchFileOf::kEither);
   const Verdict trusted = judged(settings_of("batch file"), settings_of());
 
   EXPECT_EQ(own.status, Status::kConforms) << own.reason;
@@ -141,6 +152,15 @@ TEST_F(OwnWord, AboutABatchFileStandsInTheReason) {
   EXPECT_THAT(own.reason, HasSubstr("the judged run alone says that the batches come from a file"));
   EXPECT_THAT(trusted.reason, Not(HasSubstr("come from a file")));
   EXPECT_THAT(trusted.notes, testing::Contains(HasSubstr("the trusted run says that the batches")));
+}
+
+TEST_F(OwnWord, AboutABatchFileIsTakenOnlyWhereItIsAllowed) {
+  EXPECT_THAT([&] { (void)judged(settings_of(), settings_of("batch file")); },
+              ThrowsMessage<UsageError>(
+                  AllOf(HasSubstr("data.source"), HasSubstr("--allow-different-origins"))));
+  EXPECT_THAT([&] { (void)judged(settings_of(), settings_of("text", 5)); },
+              ThrowsMessage<UsageError>(Not(HasSubstr("--allow-different-origins"))))
+      << "nothing comes from a file";
 }
 
 TEST_F(OwnWord, AboutASubjectWithoutATableStandsInTheReason) {

@@ -145,13 +145,13 @@ void require_its_run(const DumpedRun& emulated, const std::vector<DumpedRun>& ru
 }
 
 /// Adds a run with each reference that has its settings.
-void add_pairs(const DumpedRun& run, const std::vector<DumpedRun>& runs,
+void add_pairs(const DumpedRun& run, const std::vector<DumpedRun>& runs, BatchFileOf batch_file,
                std::vector<DumpedPair>& pairs) {
   std::vector<std::string> problems;
   std::vector<DumpedPair> own;
   for (const DumpedRun& other : runs) {
     if (!other.is_reference()) continue;
-    std::vector<std::string> lines = differing_settings(other.settings, run.settings);
+    std::vector<std::string> lines = differing_settings(other.settings, run.settings, batch_file);
     if (other.settings.training.empty() || run.settings.training.empty())
       lines = {"one of the two states no training settings"};
     if (lines.empty()) {
@@ -180,7 +180,7 @@ void require_its_runs(const DumpedRun& reference, const std::vector<DumpedPair>&
 
 }  // namespace
 
-DumpedRuns dumped_pairs(const fs::path& folder) {
+DumpedRuns dumped_pairs(const fs::path& folder, BatchFileOf batch_file) {
   DumpedRuns found;
   const std::vector<DumpedRun> runs = runs_in(folder, found.not_judged);
   std::ranges::for_each(runs, require_one_process);
@@ -191,7 +191,7 @@ DumpedRuns dumped_pairs(const fs::path& folder) {
       found.not_judged.push_back(
           {run.path, "the emulation of " + run.subject.substr(kEmulated.size())});
     } else if (!run.is_reference()) {
-      add_pairs(run, runs, found.pairs);
+      add_pairs(run, runs, batch_file, found.pairs);
     }
   }
   if (found.pairs.empty())

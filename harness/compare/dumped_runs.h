@@ -5,6 +5,8 @@
 #include <string>
 #include <vector>
 
+#include "harness/bundle/run_settings.h"
+
 namespace isoshard {
 
 struct DumpedPair {
@@ -25,13 +27,14 @@ struct DumpedRuns {
 };
 
 /// The bundles in `folder`: each run with every plain reference whose settings are its own. There
-/// are several only where inputs of some came from files (setting_differences). What a bundle calls
-/// itself decides whether it is judged, so a name that spares it the judge must fit what else lies
-/// there.
-/// Errors   UsageError if there is no run; FileError for a malformed manifest; for a run without a
+/// are several only where inputs of some came from files (setting_differences, which is given
+/// `batch_file`). What a bundle calls itself decides whether it is judged, so a name that spares it
+/// the judge must fit what else lies there. Errors   UsageError if there is no run; FileError for a
+/// malformed manifest; for a run without a
 ///          reference, with what differs; for a reference or an emulation that is not of one
 ///          process, or that no run has; and for a second reference with the same settings.
-[[nodiscard]] DumpedRuns dumped_pairs(const std::filesystem::path& folder);
+[[nodiscard]] DumpedRuns dumped_pairs(const std::filesystem::path& folder,
+                                      BatchFileOf batch_file = BatchFileOf::kTrusted);
 
 /// "2 folders were not judged: reference_qwen2 (a reference), emulated_qwen2 (the emulation of
 /// autotp)"; empty for none.

@@ -89,9 +89,11 @@ void add_calls(const RunSettings& trusted, Verdict& verdict) {
 
 }  // namespace
 
-void add_own_word(const fs::path& reference, const fs::path& actual, Verdict& verdict) {
+void add_own_word(const fs::path& reference, const fs::path& actual, BatchFileOf batch_file,
+                  Verdict& verdict) {
   const RunSettings trusted = settings_in(reference), judged = settings_in(actual);
-  add_input(kBatches, trusted, judged, verdict);
+  if (is_from_batch_file(trusted, judged, batch_file))
+    add_input(kBatches, trusted, judged, verdict);
   add_input(kWeights, trusted, judged, verdict);
   add_calls(trusted, verdict);
 }

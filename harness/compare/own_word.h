@@ -3,18 +3,18 @@
 #pragma once
 #include <filesystem>
 
+#include "harness/bundle/run_settings.h"
 #include "harness/verdict/verdict.h"
 
 namespace isoshard {
 
 /// Adds to the verdict on two bundles what they say that spared the judged run something: that its
 /// inputs come from a file, which excuses its sampler, its random state and how its inputs were
-/// made (setting_differences); and a subject or mesh without an entry in the trusted run's table of
-/// collectives, which excuses its calls and what its later forward passes read. A note names the
-/// side that says so. Where it is the judged run alone, the reason of a verdict that conforms says
-/// it, too.
-/// Errors   FileError for a malformed manifest.
+/// made (setting_differences, which was given `batch_file`); and a subject or mesh without an entry
+/// in the trusted run's table of collectives, which excuses its calls and what its later forward
+/// passes read. A note names the side that says so. Where it is the judged run alone, the reason of
+/// a verdict that conforms says it, too. Errors   FileError for a malformed manifest.
 void add_own_word(const std::filesystem::path& reference, const std::filesystem::path& actual,
-                  Verdict& verdict);
+                  BatchFileOf batch_file, Verdict& verdict);
 
 }  // namespace isoshard

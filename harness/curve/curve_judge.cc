@@ -287,7 +287,7 @@ std::string render(const CurveVerdict& verdict) {
 
 std::vector<std::string> differing_settings(const Curve& reference, const Curve& actual) {
   const RunSettings ours = settings_of(reference), theirs = settings_of(actual);
-  std::vector<std::string> lines = differing_settings(ours, theirs);
+  std::vector<std::string> lines = differing_settings(ours, theirs, BatchFileOf::kEither);
   if (theirs.training.empty() && !ours.training.empty())
     lines.push_back(
         fmt::format("settings: the reference states {}, actual states none", ours.training.size()));

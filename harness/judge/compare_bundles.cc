@@ -21,6 +21,7 @@
 #include "harness/judge/infer_layouts.h"
 #include "harness/judge/journals/judge_journals.h"
 #include "harness/judge/judge.h"
+#include "harness/judge/records/claimed_shards.h"
 #include "harness/judge/replay.h"
 #include "harness/judge/saved_run.h"
 #include "harness/trace/clipped.h"
@@ -99,10 +100,23 @@ bool is_foreign(const Bundle& bundle) {
   return !bundle.producer.empty() && !bundle.producer.starts_with("isoshard ");
 }
 
+/// What else a run may be allowed whose batches come from a file that the trusted run may have
+/// saved.
+std::string_view hint_on_batch_file(const SavedRun& trusted, const SavedRun& judged,
+                                    const BundleRules& rules) {
+  const auto is_from_file = [&](BatchFileOf batch_file) {
+    return is_from_batch_file(trusted.settings, judged.settings, batch_file);
+  };
+  return is_from_file(BatchFileOf::kEither) && !is_from_file(rules.batch_file)
+             ? "\nThe judged run says that its batches come from a file, and nothing shows it; "
+               "--allow-different-origins takes its word, and leaves out how samples were drawn"
+             : "";
+}
+
 /// Notes about settings; refuses what is not allowed.
 std::vector<std::string> check_settings(const SavedRun& trusted, const SavedRun& judged,
-                                        DifferentSettings different) {
-  const bool is_allowed = different == DifferentSettings::kAllowed;
+                                        const BundleRules& rules) {
+  const bool is_allowed = rules.different == DifferentSettings::kAllowed;
   std::vector<std::string> notes;
   for (const SavedRun* saved : {&trusted, &judged}) {
     if (!saved->settings.training.empty()) continue;
@@ -116,7 +130,7 @@ std::vector<std::string> check_settings(const SavedRun& trusted, const SavedRun&
                     "--allow-different-settings allows",
                     saved == &trusted ? "trusted" : "judged"));
   }
-  auto [lines, unshared] = setting_differences(trusted.settings, judged.settings);
+  auto [lines, unshared] = setting_differences(trusted.settings, judged.settings, rules.batch_file);
   if (!is_foreign(trusted.bundle) && !is_foreign(judged.bundle)) {
     std::ranges::move(unshared, std::back_inserter(lines));
   } else if (!unshared.empty()) {
@@ -128,8 +142,8 @@ std::vector<std::string> check_settings(const SavedRun& trusted, const SavedRun&
     throw UsageError(fmt::format(
         "the runs have different settings, so they cannot be expected to agree (allow it "
         "with --allow-different-settings):"
-        "\n  {}",
-        fmt::join(lines, "\n  ")));
+        "\n  {}{}",
+        fmt::join(lines, "\n  "), hint_on_batch_file(trusted, judged, rules)));
   notes.push_back(
       fmt::format("the runs have different settings, as --allow-different-settings "
                   "allows: {}",
@@ -349,7 +363,7 @@ Verdict compare_bundles(const std::filesystem::path& reference_directory,
                         const BundleRules& rules) {
   SavedRun trusted(reference_directory, rules.unsealed);
   SavedRun judged(actual_directory, rules.unsealed);
-  std::vector<std::string> notes = check_settings(trusted, judged, rules.different);
+  std::vector<std::string> notes = check_settings(trusted, judged, rules);
   for (const SavedRun* saved : {&trusted, &judged}) {
     if (saved->bundle.schema == 1)
       notes.push_back(
@@ -368,6 +382,8 @@ Verdict compare_bundles(const std::filesystem::path& reference_directory,
   infer_layouts(judged.bundle, reference, policy, judged.manifest);
   require_honest_layouts(judged.bundle.trace, rules.not_recorded, judged.manifest,
                          policy.num_names);
+  detail::require_consistent_shards(judged.bundle.trace, policy, rules.not_recorded,
+                                    judged.manifest);
   if (reference.response_runs() == 0 && !policy.rtol.has_value()) policy.level = Level::kExact;
   std::set<RecordKey> extra = left_out(trusted, judged, reference, rules);
   if (!extra.empty())
@@ -375,7 +391,7 @@ Verdict compare_bundles(const std::filesystem::path& reference_directory,
         fmt::format("{} records of the judged run are not in the trusted one, as "
                     "allowed, first {}",
                     extra.size(), describe(*extra.begin())));
-  if (is_from_batch_file(trusted.settings, judged.settings))
+  if (is_from_batch_file(trusted.settings, judged.settings, rules.batch_file))
     leave_out_places_in_data(judged, policy, extra, notes);
   add_claims(judged, rules, notes);
   add_producer(trusted.bundle, "trusted", notes);

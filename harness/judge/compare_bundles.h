@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "harness/bundle/bundle.h"
+#include "harness/bundle/run_settings.h"
 #include "harness/verdict/verdict.h"
 
 namespace isoshard {
@@ -19,6 +20,9 @@ enum class DifferentSettings : std::uint8_t { kRefused, kAllowed };
 struct BundleRules {
   /// Also of runs that do not say theirs.
   DifferentSettings different = DifferentSettings::kRefused;
+  /// kEither: a judged run whose batches come from a file need not have drawn them as the trusted
+  /// one did, and where its sampler and its masks stand is not compared.
+  BatchFileOf batch_file = BatchFileOf::kTrusted;
   Unsealed unsealed = Unsealed::kRefused;
   /// As JudgePolicy::activation_grad_scale, before what the trusted bundle says.
   std::optional<double> grad_scale = {};

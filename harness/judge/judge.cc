@@ -17,13 +17,17 @@
 #include "harness/judge/judge.h"
 #include "harness/judge/noted_taps.h"
 #include "harness/judge/own_records.h"
+#include "harness/judge/records/presence.h"
+#include "harness/judge/steps/nonfinite.h"
 #include "harness/judge/steps/skipped_steps.h"
+#include "harness/judge/steps/unseen_errors.h"
 #include "harness/trace/clipped.h"
 #include "harness/trace/collective_calls.h"
 #include "harness/trace/numbers.h"
 #include "harness/trace/stage.h"
 #include "harness/verdict/judged_share.h"
 #include "harness/verdict/neighbours.h"
+#include "harness/verdict/parts/summed.h"
 #include "harness/verdict/pooled.h"
 #include "harness/verdict/tensor_judge.h"
 #include "harness/verdict/verdict.h"
@@ -32,42 +36,26 @@
 namespace isoshard {
 namespace {
 
+using detail::Counted;
 using detail::Held;
 using detail::OrderedFinding;
 using detail::TensorResult;
 
-std::string missing_ranks(const Trace& actual) {
-  std::vector<int> missing;
-  for (int rank = 0; rank < actual.mesh.world_size(); ++rank) {
-    const auto count = std::count_if(actual.ranks.begin(), actual.ranks.end(),
-                                     [&](const RankTrace& t) { return t.rank == rank; });
-    if (count != 1) missing.push_back(rank);
-  }
-  if (missing.empty() && actual.ranks.size() == static_cast<std::size_t>(actual.mesh.world_size()))
-    return "";
-  return fmt::format("{} of {} ranks are there; missing or doubled: {}", actual.ranks.size(),
-                     actual.mesh.world_size(), fmt::join(missing, ", "));
-}
-
-/// Ranks that hold nothing of a tensor by its layout need not record it.
-bool excused(const Layout& layout, const MeshShape& mesh, int rank) {
-  return std::any_of(layout.placements.begin(), layout.placements.end(),
-                     [&](const Placement& placement) {
-                       return leaves_out(placement, mesh.coordinate(rank, placement.axis));
-                     });
-}
-
 class Judge {
  public:
   Judge(const Reference& reference, const Trace& actual, const JudgePolicy& options)
-      : reference_(reference), actual_(actual), options_(options) {
+      : reference_(reference),
+        actual_(actual),
+        options_(options),
+        optional_(reference, actual, options),
+        nonfinite_(reference, options) {
     verdict_.subject = actual.subject;
     verdict_.case_slug = actual.case_slug;
     verdict_.mesh = actual.mesh;
   }
 
   Verdict run() {
-    if (std::string problem = missing_ranks(actual_); !problem.empty()) {
+    if (std::string problem = detail::missing_ranks(actual_); !problem.empty()) {
       verdict_.status = Status::kIncomplete;
       verdict_.reason = std::move(problem);
       return std::move(verdict_);
@@ -80,8 +68,9 @@ class Judge {
     find_parting();
     for (const Record& wanted : reference_.trace().ranks[0].records) {
       if (is_own_repetition(wanted.key) || is_collectives(wanted.key)) continue;
-      if (may_be_left_out(wanted.key)) {
+      if (optional_.may_be_left_out(wanted.key) && !held_.contains(wanted.key)) {
         verdict_.not_recorded.push_back(describe(wanted.key));
+        if (optional_.has_between_micro_batches()) left_out_.add(wanted.key);
       } else {
         judge_one(wanted);
       }
@@ -92,12 +81,13 @@ class Judge {
       if (first_draw_of(key).has_value()) judge_recomputed(key);
       if (reference_.find(key) != nullptr) continue;
       if (const auto wanted = wanted_of(reference_, key, options_); wanted.has_value()) {
-        judge_one(wanted->record, wanted->response_of);
-      } else if (!is_summand(key) && !is_clipped_by_no_number(key)) {
+        judge_or_tell(*wanted, held);
+      } else if (!is_clipped_by_no_number(key)) {
         add_coverage_finding(key, held.front().record->order, "is not in the reference",
                              {held.front().rank->rank}, verdict_.extra);
       }
     }
+    require_optional();
     judge_own();
     sort_findings();
     note_taps();
@@ -111,9 +101,9 @@ class Judge {
         });
     check_published();
     check_pools();
-    if (num_excused_ > 0)
+    if (excused_.number > 0)
       verdict_.notes.push_back(
-          detail::note_on_skipped(verdict_.compared, num_excused_, first_excused_));
+          detail::note_on_skipped(verdict_.compared, excused_.number, excused_.first));
     sort_findings();
     const detail::Causes causes = detail::diagnose_findings(
         findings_, {reference_, actual_, held_, verdict_.tensors, options_});
@@ -121,7 +111,11 @@ class Judge {
       verdict_.findings.push_back(std::move(ordered.finding));
     detail::summarise_first(verdict_, causes);
     conclude();
+    tell_left_out();
     verdict_.would_miss = would_miss(verdict_, options_);
+    if (const std::string words = unseen_.words(verdict_.judged);
+        !words.empty() && verdict_.compared > 0)
+      verdict_.would_miss += (verdict_.would_miss.empty() ? "" : "; ") + words;
     add_evidence();
     return std::move(verdict_);
   }
@@ -133,29 +127,12 @@ class Judge {
     }
   }
 
-  /// "X.partial" is what a rank adds to X: the sum is judged, and a run that splits nothing has no
-  /// summands.
-  bool is_summand(RecordKey key) const {
-    constexpr std::string_view kSuffix = ".partial";
-    if (!key.name.ends_with(kSuffix)) return false;
-    key.name.resize(key.name.size() - kSuffix.size());
-    return reference_.find(key) != nullptr;
-  }
-
   /// Where the reference's own norm is not finite, nothing says what clipping must give.
   bool is_clipped_by_no_number(const RecordKey& key) const {
     const std::optional<RecordKey> gradient = unclipped_of(key);
     const RecordKey norm{key.step, RecordKind::kScalar, "grad_norm", 0};
     return gradient.has_value() && reference_.find(*gradient) != nullptr &&
            reference_.find(norm) != nullptr && !std::isfinite(number_of(reference_.tensor(norm)));
-  }
-
-  /// A run need not show a parameter's gradient between micro-batches. If it does, then after each.
-  bool may_be_left_out(const RecordKey& key) const {
-    if (!final_gradient_of(key).has_value()) return false;
-    const auto first = held_.lower_bound({key.step, key.kind, key.name, 0});
-    return first == held_.end() || first->first.step != key.step || first->first.kind != key.kind ||
-           first->first.name != key.name;
   }
 
   void add_coverage_finding(const RecordKey& key, std::int64_t order, std::string problem,
@@ -170,20 +147,6 @@ class Judge {
     findings_.push_back({order, std::move(finding)});
   }
 
-  /// Who has something of the module that the tensor is of: they lack it.
-  std::vector<int> ranks_near(const RecordKey& key) const {
-    const std::string module = key.name.substr(0, key.name.rfind('.'));
-    std::vector<int> ranks;
-    for (const RankTrace& rank : actual_.ranks) {
-      const bool has_some = std::ranges::any_of(rank.records, [&](const Record& record) {
-        return record.key.step == key.step && record.key.name.starts_with(module) &&
-               (record.key.name.size() == module.size() || record.key.name[module.size()] == '.');
-      });
-      if (has_some && module.size() < key.name.size()) ranks.push_back(rank.rank);
-    }
-    return ranks;
-  }
-
   /// A mask that backward drew again must be the one that forward had.
   void judge_recomputed(const RecordKey& key) {
     const Record* first = reference_.find(key);
@@ -194,6 +157,42 @@ class Judge {
   }
 
   void judge_one(const Record& wanted) { judge_one(wanted, wanted.key); }
+
+  /// Summands of which the reference does not say what they add up to are no findings.
+  void judge_or_tell(const WantedRecord& wanted, const std::vector<Held>& held) {
+    const RecordKey& key = wanted.record.key;
+    const bool is_summand = key.kind == RecordKind::kActivation && sum_of(key).has_value();
+    if (is_summand &&
+        (!is_partial(held.front().record->layout) || !detail::has_known_sum(reference_, key))) {
+      summands_.add(key);
+      return;
+    }
+    judge_one(wanted.record, wanted.response_of);
+  }
+
+  /// What the run lacks of records that it need not have, but has in part.
+  void require_optional() {
+    for (const RecordKey& key : optional_.missing()) {
+      if (parting_.has_value() && follows_parting(key, *parting_)) continue;
+      const std::int64_t order = wanted_of(reference_, key, options_)->record.order;
+      add_coverage_finding(key, order, "was recorded by no rank, but the like of it was",
+                           detail::ranks_near(actual_, key), verdict_.missing);
+    }
+  }
+
+  /// A verdict says what it would have missed.
+  void tell_left_out() {
+    if (verdict_.status != Status::kConforms) return;
+    if (left_out_.number > 0)
+      verdict_.reason += "; " + left_out_.words("gradient", "between micro-batches ", "recorded");
+    if (summands_.number > 0)
+      verdict_.reason += "; " + summands_.words("summand", "whose sum is not known ", "judged");
+    if (sums_ > 0)
+      verdict_.reason +=
+          fmt::format("; {} sums of summands only as near as their order allows", sums_);
+    if (const std::string words = detail::words_of_no_step(reference_); !words.empty())
+      verdict_.reason += "; " + words;
+  }
 
   /// What the run says of itself alone.
   void judge_own() {
@@ -235,19 +234,13 @@ class Judge {
         return;
       }
       add_coverage_finding(wanted.key, wanted.order, "was recorded by no rank",
-                           ranks_near(wanted.key), verdict_.missing);
+                           detail::ranks_near(actual_, wanted.key), verdict_.missing);
       if (wanted.key.kind == RecordKind::kMask)
         findings_.back().finding.diagnosis = "nothing is dropped there, as in evaluation mode";
       return;
     }
     const std::vector<Held>& held = found->second;
-    std::vector<int> absent;
-    for (int rank = 0; rank < actual_.mesh.world_size(); ++rank) {
-      const bool there = std::any_of(held.begin(), held.end(),
-                                     [&](const Held& h) { return h.rank->rank == rank; });
-      if (!there && !excused(held.front().record->layout, actual_.mesh, rank))
-        absent.push_back(rank);
-    }
+    const std::vector<int> absent = detail::absent_ranks(actual_, held);
     if (!absent.empty()) {
       add_coverage_finding(wanted.key, wanted.order,
                            fmt::format("was not recorded by rank {}", fmt::join(absent, ", ")),
@@ -259,7 +252,7 @@ class Judge {
     if (is_of_skipped_step(wanted.key) && has_nonfinite(stats)) {
       result.not_judged.clear();
       if (options_.level != Level::kExact) {
-        excuse(wanted, held, std::move(result.findings));
+        excuse(wanted, held, std::move(result));
         return;
       }
     }
@@ -277,6 +270,8 @@ class Judge {
       for (Finding& finding : result.findings)
         findings_.push_back({wanted.order, std::move(finding), shared});
     }
+    unseen_.add(wanted.key, result.hides_step, is_partial(held.front().record->layout));
+    if (result.comparison.level == Level::kBounded) ++sums_;
     if (wanted.key.kind == RecordKind::kScalar) add_values(result.comparison, wanted);
     if (stats.numel > 0 && result.not_judged.empty()) ++verdict_.compared;
     verdict_.tensors.push_back(std::move(result.comparison));
@@ -284,12 +279,18 @@ class Judge {
 
   /// Where the reference overflows another run may not, and the other way round; nothing is done
   /// with either. But all of the run's copies are of one tensor, whatever its numbers are.
-  void excuse(const Record& wanted, const std::vector<Held>& held, std::vector<Finding> findings) {
+  void excuse(const Record& wanted, const std::vector<Held>& held, TensorResult result) {
     ++verdict_.skipped;
-    if (num_excused_++ == 0) first_excused_ = describe(wanted.key);
+    excused_.add(wanted.key);
+    std::vector<Finding> findings = std::move(result.findings);
     std::erase_if(findings, [](const Finding& finding) { return !detail::is_of_places(finding); });
     if (auto finding = detail::differing_copies(wanted.key, actual_, held); finding.has_value())
       findings.push_back(std::move(*finding));
+    if (wanted.key.step != parting_) {
+      std::string problem = nonfinite_.problem_of(wanted, held, result.comparison.stats);
+      if (!problem.empty())
+        findings.push_back(detail::far_from_overflow(wanted.key, held, std::move(problem)));
+    }
     for (Finding& finding : findings) findings_.push_back({wanted.order, std::move(finding)});
   }
 
@@ -298,11 +299,7 @@ class Judge {
     const bool is_gradient =
         key.kind == RecordKind::kActivationGrad || key.kind == RecordKind::kGrad;
     if (!is_gradient && (key.kind != RecordKind::kScalar || key.name != "grad_norm")) return false;
-    if (key.step == parting_) return true;
-    const RecordKey flag = overflow_flag_of(key.step);
-    if (reference_.find(flag) == nullptr) return false;
-    const std::vector<double> flags = numbers_of(reference_.tensor(flag));
-    return std::any_of(flags.begin(), flags.end(), [](double value) { return value != 0; });
+    return key.step == parting_ || detail::is_skipped_step(reference_, key.step);
   }
 
   static bool has_nonfinite(const Stats& stats) {
@@ -482,8 +479,13 @@ class Judge {
   std::map<RecordKey, std::vector<Held>> held_;
   std::vector<OrderedFinding> findings_;
   std::string not_judged_;
-  std::int64_t num_excused_ = 0;  ///< gradients of skipped steps
-  std::string first_excused_;
+  detail::OptionalRecords optional_;
+  detail::NonfiniteGradients nonfinite_;
+  detail::UnseenErrors unseen_;
+  Counted excused_;        ///< gradients of skipped steps
+  Counted left_out_;       ///< gradients between micro-batches, beside others that were recorded
+  Counted summands_;       ///< of which nothing says what they add up to
+  std::int64_t sums_ = 0;  ///< of summands, where everything else must be equal
   std::optional<int> parting_;  ///< the step in which the run becomes another training
 };
 

@@ -25,7 +25,7 @@ namespace {
 void require_perturbed(const SavedRun& trusted, const SavedRun& perturbed,
                        const Reference& reference, const Trace& run, Dtype coarsest) {
   if (const std::vector<std::string> lines =
-          differing_settings(trusted.settings, perturbed.settings);
+          differing_settings(trusted.settings, perturbed.settings, BatchFileOf::kEither);
       !lines.empty())
     throw UsageError(
         fmt::format("{}: a perturbed run must have the reference's settings, got\n  {}",

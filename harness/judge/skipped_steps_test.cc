@@ -8,6 +8,7 @@
 #include <limits>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "harness/judge/judge.h"
 #include "harness/testing/synthetic.h"
@@ -20,6 +21,7 @@ using namespace synthetic;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
+using testing::Not;
 
 constexpr double kInfinite = std::numeric_limits<double>::infinity();
 
@@ -125,6 +127,85 @@ TEST(SkippedSteps, MustHaveEqualCopies) {
       EXPECT_THAT(verdict.findings.front().what, HasSubstr("copies differ"));
       EXPECT_THAT(verdict.findings.front().ranks, ElementsAre(3));
     }
+  }
+}
+
+/// A skipped step of two gradients of activations and one of a parameter, of which the reference
+/// has an infinity in the last alone. The largest of its other numbers is `largest`.
+struct Backward {
+  double largest = 100;
+  std::vector<double> first = {}, second = {},
+                      weight = {};  ///< that are not finite, from the front
+};
+
+Body backward_of(const Backward& b) {
+  return [b](Sink& sink, int) {
+    const auto gradient = [&](RecordKind kind, const char* name, const std::vector<double>& bad) {
+      at::Tensor value = at::arange(1, 25, at::kDouble).reshape({4, 6}) * (b.largest / 24);
+      for (std::size_t i = 0; i < bad.size(); ++i)
+        value.view({-1})[static_cast<std::int64_t>(i)] = bad[i];
+      sink.on_record(site(kind, name, layout_of({4, 6})), value.to(at::kHalf));
+    };
+    gradient(RecordKind::kActivationGrad, "second", b.first);
+    gradient(RecordKind::kActivationGrad, "first", b.second);
+    gradient(RecordKind::kGrad, "w", b.weight);
+    sink.on_record(site(RecordKind::kScalar, "found_inf", layout_of({1})),
+                   at::tensor({1.0}, at::kDouble));
+    sink.on_record(site(RecordKind::kOptimizer, "w.master", layout_of({3})), values({3}, 4));
+  };
+}
+
+Verdict backward_verdict(const Backward& expected, const Backward& actual) {
+  const Reference right = reference(backward_of(expected));
+  JudgePolicy policy;
+  policy.rtol = 1e-3;
+  policy.coarsest = Dtype::kFloat16;
+  return judge(right, run(MeshShape({{Axis::kDp, 2}}), &right, backward_of(actual)), policy);
+}
+
+const double kNotANumber = std::numeric_limits<double>::quiet_NaN();
+
+// The reference's infinity in one place is no excuse for a NaN where nothing comes near overflow.
+TEST(SkippedSteps, AreFiniteFarFromOverflow) {
+  const Backward expected{.weight = {kInfinite}};
+  const std::vector<double> all(24, kNotANumber);
+
+  for (const auto& [wrong, name] :
+       {std::pair{Backward{.first = all, .second = all, .weight = all}, "second"},
+        std::pair{Backward{.second = {kNotANumber}, .weight = {kInfinite}}, "first"},
+        std::pair{Backward{.weight = all}, "w"}}) {
+    const Verdict verdict = backward_verdict(expected, wrong);
+
+    ASSERT_EQ(verdict.status, Status::kDiverges) << name << ": " << verdict.reason;
+    EXPECT_EQ(verdict.findings.front().key.name, name);
+    EXPECT_THAT(verdict.findings.front().what, HasSubstr("is not finite far from overflow"));
+    EXPECT_THAT(verdict.findings.front().ranks, ElementsAre(0, 1));
+  }
+}
+
+TEST(SkippedSteps, MayHaveOtherPlacesNearOverflowAndBehindIt) {
+  const std::vector<double> all(24, kNotANumber);
+  const Backward expected{.weight = {kInfinite}}, near{.largest = 12000, .weight = {kInfinite}};
+  const Backward spread{.first = {kInfinite}};
+
+  for (const auto& [right, legal] :
+       {std::pair{expected, Backward{.weight = {kNotANumber, kInfinite, kInfinite}}},
+        std::pair{near,
+                  Backward{.largest = 12000, .first = {kInfinite}, .second = all, .weight = all}},
+        std::pair{spread, Backward{.first = {kInfinite}, .second = all, .weight = all}}}) {
+    const Verdict verdict = backward_verdict(right, legal);
+    EXPECT_EQ(verdict.status, Status::kConforms) << verdict.reason;
+  }
+}
+
+TEST(SkippedSteps, ThatAreAllStepsLeaveTheOptimizerUnjudged) {
+  const ScaledStep skipped{.bad = kInfinite, .found_inf = 1};
+
+  for (const Level level : {Level::kPerturbed, Level::kExact}) {
+    EXPECT_THAT(verdict_of(skipped, skipped, level).reason,
+                HasSubstr("every step was skipped, as gradients are not finite: no step of the "
+                          "optimizer was judged"));
+    EXPECT_THAT(verdict_of({}, {}, level).reason, Not(HasSubstr("skipped")));
   }
 }
 

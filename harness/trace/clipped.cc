@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The factor that the reference's norm gives, and names.
+// The factor that the reference's norm gives, biases, and names.
 #include "harness/trace/clipped.h"
 
 #include <algorithm>
@@ -34,9 +34,38 @@ bool is_gradient_besides(const RecordKey& key) {
   return unclipped_of(key).has_value() || final_gradient_of(key).has_value();
 }
 
+std::optional<RecordKey> sum_of(const RecordKey& key) {
+  constexpr std::string_view kPartial = ".partial";
+  const bool is_activation =
+      key.kind == RecordKind::kActivation || key.kind == RecordKind::kActivationGrad;
+  if (!is_activation || !key.name.ends_with(kPartial)) return std::nullopt;
+  RecordKey output = key;
+  output.name.resize(key.name.size() - kPartial.size());
+  return output;
+}
+
+BiasOfModule bias_of(const Reference& reference, const RecordKey& output) {
+  const std::string bias = output.name + ".bias";
+  const auto read = [&](int step, const std::string& name) {
+    // what the step before has left, which is recorded behind what the first step reads
+    return reference.find(step == 0 ? RecordKey{0, RecordKind::kParam, name, 0}
+                                    : RecordKey{step - 1, RecordKind::kParam, name, step == 1});
+  };
+  if (read(0, output.name + ".weight") == nullptr) return {};
+  const Record* const found = read(output.step, bias);
+  return {found != nullptr || read(0, bias) == nullptr, found};
+}
+
 std::optional<WantedRecord> wanted_of(const Reference& reference, const RecordKey& key,
                                       const JudgePolicy& policy) {
   if (const Record* same = reference.find(key); same != nullptr) return WantedRecord{*same, key};
+  if (const std::optional<RecordKey> output = sum_of(key); output.has_value()) {
+    const Record* whole = reference.find(*output);
+    if (whole == nullptr) return std::nullopt;
+    WantedRecord wanted{*whole, *output};
+    wanted.record.key = key;
+    return wanted;
+  }
   const std::optional<RecordKey> unclipped = unclipped_of(key);
   if (!unclipped.has_value()) return std::nullopt;
   const Record* gradient = reference.find(*unclipped);

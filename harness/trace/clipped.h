@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Gradients besides the final one of a step: after clipping, by the reference's own gradients, and
-/// between micro-batches.
+/// Records that the reference has under another name: gradients besides the final one of a step
+/// (after clipping, by the reference's own gradients, and between micro-batches), and summands.
 #pragma once
 #include <optional>
 
@@ -17,6 +17,18 @@ namespace isoshard {
 /// Shares of gradients and what a verdict would have missed are those of final ones.
 [[nodiscard]] bool is_gradient_besides(const RecordKey& key);
 
+/// Of an activation, or its gradient, "<module>.partial", which is what a rank adds to the output
+/// of a module: the key of that output. A run that splits nothing has no summands.
+[[nodiscard]] std::optional<RecordKey> sum_of(const RecordKey& key);
+
+/// The bias of a module whose output is `output`, as the step reads it. Its weight and its bias
+/// tell whether it has one.
+struct BiasOfModule {
+  bool is_known = false;         ///< whether the reference says what is added to the sum
+  const Record* bias = nullptr;  ///< null: none
+};
+[[nodiscard]] BiasOfModule bias_of(const Reference& reference, const RecordKey& output);
+
 /// The reference's record that a record of a run is compared with.
 struct WantedRecord {
   Record record;  ///< with the grad_scale by which its values are divided
@@ -26,7 +38,8 @@ struct WantedRecord {
 
 /// Of a run's record `key`: the reference's record of that key; of "<parameter>.clipped", where the
 /// reference has none, its gradient, multiplied with the factor that its own norm and the policy's
-/// max_grad_norm give. None if the reference has neither.
+/// max_grad_norm give; of "<module>.partial" the module's output, to which summands add up with its
+/// bias. None if the reference has neither.
 [[nodiscard]] std::optional<WantedRecord> wanted_of(const Reference& reference,
                                                     const RecordKey& key,
                                                     const JudgePolicy& policy);

@@ -62,6 +62,22 @@ bool is_row_zero(const std::byte* bytes, Dtype dtype, std::int64_t first, std::i
 
 }  // namespace
 
+RecordKey record_before(RecordKey key) {
+  if (key.call > 0) {
+    --key.call;
+  } else {
+    --key.step;
+    key.call = key.step == 0 && key.kind == RecordKind::kParam ? 1 : 0;
+  }
+  return key;
+}
+
+RecordKey before_step(const RecordKey& key) {
+  if (key.kind == RecordKind::kParam) return record_before(key);
+  if (key.step > 0) return {key.step - 1, key.kind, key.name, 0};
+  return {0, RecordKind::kParam, std::string(stepped_parameter(key)), 0};
+}
+
 double largest_adam_ratio(double beta1, double beta2, int updates) noexcept {
   if (!(beta1 >= 0 && beta1 < 1 && beta2 >= 0 && beta2 < 1)) return kUnbounded;
   double largest = 1, sum = 0, power = 1;
@@ -115,6 +131,13 @@ ElementClaims MaskedSteps::of_parameter(const Record& record,
                                         const std::map<RecordKey, double>& own_max_abs) {
   ElementClaims claims;
   const std::string parameter(stepped_parameter(record.key));
+  claims.moves = sure_moves(record);
+  if (!policy_->mask) {
+    // decay may round in two ways where it is no factor
+    claims.untouched = untouched_rows(parameter, record);
+    if (are_moved(claims.untouched, record)) claims.untouched.clear();
+    return claims;
+  }
   const std::int64_t numel = numel_of(record.layout.global_shape);
   for (int s = 0; s <= record.key.step; ++s) {
     const RecordKey key{s, RecordKind::kGrad, parameter, 0};
@@ -148,8 +171,67 @@ ElementClaims MaskedSteps::of_parameter(const Record& record,
   return claims;
 }
 
+/// Whether the reference's steps moved rows in whose gradients there is nothing: by decay.
+bool MaskedSteps::are_moved(const std::vector<std::uint8_t>& rows, const Record& record) const {
+  const Record* const before = before_of(*reference_, record.key);
+  const Record* const after = reference_->find(record.key);
+  const Shape& shape = record.layout.global_shape;
+  if (rows.empty() || before == nullptr || after == nullptr ||
+      before->layout.global_shape != shape || after->layout.global_shape != shape)
+    return true;
+  const std::byte *const from = reference_->bytes(*before), *const to = reference_->bytes(*after);
+  const std::int64_t row_size = numel_of(shape) / shape[0];
+  for (std::size_t row = 0; row < rows.size(); ++row) {
+    const std::int64_t first = static_cast<std::int64_t>(row) * row_size;
+    for (std::int64_t i = first; rows[row] != 0 && i < first + row_size; ++i) {
+      if (value_at(from, before->dtype, i) != value_at(to, after->dtype, i)) return true;
+    }
+  }
+  return false;
+}
+
+/// Of tables in 16 bits. A gradient that turned round may leave a moment near 0, whose sign is that
+/// of roundings.
+std::vector<float> MaskedSteps::sure_moves(const Record& record) const {
+  const RecordKey& key = record.key;
+  const Shape& shape = record.layout.global_shape;
+  const Record* const before = reference_->find(before_step(key));
+  const Record* const after = reference_->find(key);
+  if (size_of(policy_->coarsest) != 2 || shape.size() != 2 || before == nullptr ||
+      after == nullptr || before->layout.global_shape != shape ||
+      after->layout.global_shape != shape)
+    return {};
+  const auto numel = static_cast<std::size_t>(numel_of(shape));
+  std::vector<float> moves(numel);
+  for (std::size_t i = 0; i < numel; ++i) {
+    const auto at = static_cast<std::int64_t>(i);
+    moves[i] = static_cast<float>(value_at(reference_->bytes(*after), after->dtype, at) -
+                                  value_at(reference_->bytes(*before), before->dtype, at));
+  }
+  for (int step = 0; step <= key.step; ++step) {
+    if (scalar_of(*reference_, step, "found_inf").value_or(0) != 0) continue;
+    const RecordKey gradient_key{step, RecordKind::kGrad, std::string(stepped_parameter(key)), 0};
+    const Record* const gradient = reference_->find(gradient_key);
+    const Response* const response = reference_->response(gradient_key);
+    if (gradient == nullptr || response == nullptr || gradient->layout.global_shape != shape)
+      return {};
+    const double threshold = responses_allowed(policy_->k, policy_->coarsest) *
+                             gradient_margin(policy_->coarsest) * response->max_abs;
+    const std::byte* const bytes = reference_->bytes(*gradient);
+    for (std::size_t i = 0; i < numel; ++i) {
+      if (moves[i] == 0) continue;
+      const double g = value_at(bytes, gradient->dtype, static_cast<std::int64_t>(i));
+      const bool is_sure =
+          std::fabs(g) > threshold && std::isfinite(g) && (g > 0) != (moves[i] > 0);
+      if (!is_sure) moves[i] = 0;
+    }
+  }
+  return moves;
+}
+
 ElementClaims MaskedSteps::of_state(const Record& record) {
-  return {.compared = {}, .untouched = untouched_rows(parameter_of(record.key), record)};
+  return {
+      .compared = {}, .untouched = untouched_rows(parameter_of(record.key), record), .moves = {}};
 }
 
 /// Marks what the tokens of the steps up to this one read.
@@ -175,7 +257,7 @@ void MaskedSteps::add_reads(int step) {
 
 bool MaskedSteps::has_moments(const std::string& parameter, int step, std::size_t row,
                               std::int64_t row_size) const {
-  for (const char* const state : {".exp_avg", ".exp_avg_sq"}) {
+  for (const char* const state : {".exp_avg", ".exp_avg_sq", ".momentum_buffer"}) {
     const Record* moment = reference_->find({step, RecordKind::kOptimizer, parameter + state, 0});
     if (moment == nullptr) continue;
     const std::int64_t first = static_cast<std::int64_t>(row) * row_size;
@@ -241,7 +323,9 @@ void MaskedSteps::check(PartStats& part, const Record& record, const std::byte* 
   part.untouched = part.broken = 0;
   part.first_broken = -1;
   const Record* wanted = reference_->find(record.key);
-  if (wanted == nullptr || (claims.compared.empty() && claims.untouched.empty())) return;
+  if (wanted == nullptr) return;
+  if (!claims.moves.empty()) check_rows(part, record, packed_part, claims);
+  if (claims.compared.empty() && claims.untouched.empty()) return;
   const Record* before = claims.compared.empty() ? nullptr : before_of(*reference_, record.key);
   if (before != nullptr && before->layout.global_shape != record.layout.global_shape)
     before = nullptr;
@@ -271,7 +355,7 @@ void MaskedSteps::check(PartStats& part, const Record& record, const std::byte* 
       if (compared || (claims.compared.empty() && !untouched)) continue;
       const double value = value_at(packed_part, record.dtype, done + k) / scale;
       if (untouched) {
-        ++part.untouched;
+        if (policy_->mask) ++part.untouched;
         if (!(value == value_at(reference, wanted->dtype, i))) break_at(i);
         continue;
       }
@@ -282,6 +366,38 @@ void MaskedSteps::check(PartStats& part, const Record& record, const std::byte* 
       if (!fits) break_at(i);
     }
   });
+}
+
+void MaskedSteps::check_rows(PartStats& part, const Record& record, const std::byte* packed_part,
+                             const ElementClaims& claims) const {
+  constexpr std::int64_t kFewest = 8;
+  constexpr double kShare = 0.9;
+  struct Row {
+    double dot = 0, squares = 0;  ///< of difference x step, and of the step
+    std::int64_t sure = 0, first = -1;
+  };
+  std::map<std::int64_t, Row> rows;
+  const Record& wanted = *reference_->find(record.key);
+  const std::byte* const reference = reference_->bytes(wanted);
+  const double scale = record.grad_scale / wanted.grad_scale;
+  const std::int64_t row_size = record.layout.global_shape[1];
+  for_each_run(part, record, [&](std::int64_t position, std::int64_t done, std::int64_t count) {
+    for (std::int64_t k = 0; k < count; ++k) {
+      const std::int64_t i = position + k;
+      const double move = claims.moves[static_cast<std::size_t>(i)];
+      if (move == 0) continue;
+      Row& row = rows[i / row_size];
+      const double value = value_at(packed_part, record.dtype, done + k) / scale;
+      row.dot += (value - value_at(reference, wanted.dtype, i)) * move;
+      row.squares += move * move;
+      if (row.sure++ == 0) row.first = i;
+    }
+  });
+  for (const auto& [number, row] : rows) {
+    if (row.sure < kFewest || std::fabs(row.dot) < kShare * row.squares) continue;
+    part.broken += row.sure;
+    if (part.first_broken < 0 || row.first < part.first_broken) part.first_broken = row.first;
+  }
 }
 
 }  // namespace isoshard

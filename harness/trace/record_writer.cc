@@ -31,13 +31,17 @@ struct RecordWriter::Impl {
     is_masking =
         options.reference != nullptr &&
         masks_small_gradients(options.policy, options.reference->response_runs(), options.purpose);
-    if (is_masking) masked_steps.emplace(*options.reference, options.policy);
+    // rows are held to their steps with every optimizer
+    const bool holds_rows = options.reference != nullptr && options.reference->has_bytes() &&
+                            options.reference->response_runs() > 0 &&
+                            options.purpose == RunPurpose::kJudged;
+    if (is_masking || holds_rows) masked_steps.emplace(*options.reference, options.policy);
   }
 
   RecordOptions options;
   RankTrace trace;
   bool is_masking = false;
-  std::optional<MaskedSteps> masked_steps;  ///< if is_masking
+  std::optional<MaskedSteps> masked_steps;  ///< if is_masking, or where rows are held to steps
   int step = 0;
   bool is_skipped = false;  ///< the step, because gradients were not finite
   std::map<std::tuple<int, RecordKind, std::string>, int> calls;
@@ -88,7 +92,8 @@ struct RecordWriter::Impl {
   void measure(Record& record, const WantedRecord* reference, const std::byte* local) {
     const bool flat = is_flat(record.layout);
     const bool is_compared = reference != nullptr && !is_partial(record.layout);
-    const ElementClaims claims = is_compared && is_masking ? claims_on(record) : ElementClaims();
+    const ElementClaims claims =
+        is_compared && masked_steps.has_value() ? claims_on(record) : ElementClaims();
     const std::vector<std::uint8_t>& selected = claims.compared;
     if (!selected.empty()) record.unmasked = 0;
     std::vector<std::byte> scratch;

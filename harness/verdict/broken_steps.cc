@@ -59,6 +59,11 @@ class Repeated {
            claims_.untouched[static_cast<std::size_t>(index / (numel_of(shape) / shape[0]))] != 0;
   }
 
+  /// Whether the element is one of a row that is held to its step.
+  [[nodiscard]] bool is_of_row(std::int64_t index) const {
+    return !claims_.moves.empty() && claims_.moves[static_cast<std::size_t>(index)] != 0;
+  }
+
  private:
   const Record& record_;
   MaskedSteps masked_;
@@ -94,17 +99,23 @@ std::optional<BrokenSteps> broken_steps(const Reference& reference, const Record
   const Repeated repeated(reference, policy, *first);
   broken.confirmed = repeated.broken() == broken_of(*first->record);
   const bool untouched = repeated.is_untouched(index);
-  broken.problem = untouched ? "is not the reference's where no gradient is"
-                             : "moved by more than the optimizer's rule allows";
+  const bool is_of_row = !untouched && repeated.is_of_row(index);
+  broken.of_rows = is_of_row;
+  broken.problem = untouched   ? "is not the reference's where no gradient is"
+                   : is_of_row ? "has rows that did not make their step"
+                               : "moved by more than the optimizer's rule allows";
   broken.evidence = fmt::format(
       "{} elements, in which the reference's gradient is {}; first on rank {} at {}: reference "
       "{:.9g}",
-      broken.count, untouched ? "exactly 0" : "below its response", first->rank->rank,
-      coordinates_of(wanted.layout.global_shape, index),
+      broken.count,
+      untouched   ? "exactly 0"
+      : is_of_row ? "above its response in every step so far"
+                  : "below its response",
+      first->rank->rank, coordinates_of(wanted.layout.global_shape, index),
       value_at(reference.bytes(wanted), wanted.dtype, index));
   if (const std::optional<double> value = repeated.first_value())
     broken.evidence += fmt::format(", actual {:.9g}", *value / first->record->grad_scale);
-  if (untouched || stepped_parameter(wanted.key).empty()) return broken;
+  if (untouched || is_of_row || stepped_parameter(wanted.key).empty()) return broken;
   const RecordKey read{0, RecordKind::kParam, std::string(stepped_parameter(wanted.key)), 0};
   const Record* before = reference.find(read);
   const StepLimit limit = step_limit(reference, policy, wanted.key, first->record->dtype);

@@ -22,22 +22,6 @@ double peak_of(const Response& response) {
 
 }  // namespace
 
-RecordKey record_before(RecordKey key) {
-  if (key.call > 0) {
-    --key.call;
-  } else {
-    --key.step;
-    key.call = key.step == 0 && key.kind == RecordKind::kParam ? 1 : 0;
-  }
-  return key;
-}
-
-RecordKey before_step(const RecordKey& key) {
-  if (key.kind == RecordKind::kParam) return record_before(key);
-  if (key.step > 0) return {key.step - 1, key.kind, key.name, 0};
-  return {0, RecordKind::kParam, std::string(stepped_parameter(key)), 0};
-}
-
 std::string_view state_of(const RecordKey& key) noexcept {
   const std::string_view name = key.name;
   return key.kind == RecordKind::kOptimizer ? name.substr(name.rfind('.') + 1) : std::string_view();

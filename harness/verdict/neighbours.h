@@ -5,17 +5,10 @@
 #include <string_view>
 
 #include "core/base/dtype.h"
+#include "harness/trace/masked_steps.h"
 #include "harness/trace/reference.h"
 
 namespace isoshard {
-
-/// The record of a parameter, or of its master, before the one that is given: after the step
-/// before, or as read.
-[[nodiscard]] RecordKey record_before(RecordKey key);
-
-/// The record that stepped values had before their step: the parameter's own, or its master's. A
-/// master is recorded after steps alone, so before the first one it has the parameter's values.
-[[nodiscard]] RecordKey before_step(const RecordKey& key);
 
 /// Which state of the optimizer a record holds: "exp_avg" of "w.exp_avg"; empty for other kinds. A
 /// view of the key's name.

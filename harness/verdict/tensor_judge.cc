@@ -19,6 +19,8 @@
 #include "harness/trace/numbers.h"
 #include "harness/trace/parts.h"
 #include "harness/verdict/broken_steps.h"
+#include "harness/verdict/parts/first_bad_element.h"
+#include "harness/verdict/parts/summed.h"
 #include "harness/verdict/tensor_tolerance.h"
 
 namespace isoshard::detail {
@@ -43,6 +45,12 @@ double error_of(const std::vector<Held>& held) {
   double sum = 0;
   for (const auto& [place, square] : squares) sum += square;
   return std::sqrt(sum);
+}
+
+/// Of floating dtypes by their roundings: fp16 and bf16 are of one size.
+bool is_coarser(Dtype dtype, Dtype than) {
+  if (!is_floating(dtype) || !is_floating(than)) return size_of(dtype) < size_of(than);
+  return unit_roundoff(dtype) > unit_roundoff(than);
 }
 
 class TensorJudge {
@@ -112,8 +120,7 @@ class TensorJudge {
             {h.rank->rank}, result_.comparison.stage, true);
         return false;
       }
-      if (record.key.kind == RecordKind::kOptimizer &&
-          size_of(record.dtype) < size_of(wanted_.dtype)) {
+      if (record.key.kind == RecordKind::kOptimizer && is_coarser(record.dtype, wanted_.dtype)) {
         add_finding("is kept in a coarser dtype than declared",
                     fmt::format("declared {}, actual {} on rank {}", name_of(wanted_.dtype),
                                 name_of(record.dtype), h.rank->rank),
@@ -189,7 +196,8 @@ class TensorJudge {
     c.sharded = true;
     try {
       // in units of the reference's: what ranks declare is divided out
-      const HostTensor whole = actual_.assemble(wanted_.key, wanted_.grad_scale);
+      const auto [whole, order_error] = summed(reference_, wanted_, actual_, held_);
+      order_error_ = order_error;
       accumulate(c.stats, reference_.bytes(wanted_), wanted_.dtype, whole.bytes.data(), whole.dtype,
                  whole.numel(), 0);
     } catch (const VacuousError& error) {
@@ -320,12 +328,15 @@ class TensorJudge {
     c.elements = numel_of(wanted_.layout.global_shape);
     if (unmasked >= 0 && c.elements > 0)
       c.unmasked_share = static_cast<double>(unmasked) / static_cast<double>(c.elements);
-    report_broken_steps(c);
+    const std::optional<BrokenSteps> broken = broken_steps(reference_, wanted_, held_, options_);
+    if (broken.has_value() && !broken->of_rows) report_broken_steps(c, *broken);
     if (!set_tolerance(c)) return;
     const bool within = within_tolerance(c, c.stats, 1);
     if (!within) {
       c.within = false;
-      report_error(c);
+      report_error(c);  // where the whole is outside, rows show the same once more
+    } else if (broken.has_value() && broken->of_rows) {
+      report_broken_steps(c, *broken);
     } else if (!odd_ranks_.empty()) {
       c.within = false;
       const Stage stage = c.stage == Stage::kParameterAfterStep ? Stage::kReplicaDrift : c.stage;
@@ -336,12 +347,9 @@ class TensorJudge {
 
   /// Of every copy, not of the worst alone: a mask leaves these elements out of what makes one
   /// worst.
-  void report_broken_steps(TensorComparison& c) {
-    std::optional<BrokenSteps> broken = broken_steps(reference_, wanted_, held_, options_);
-    if (!broken.has_value()) return;
+  void report_broken_steps(TensorComparison& c, const BrokenSteps& broken) {
     c.within = false;
-    add_finding(std::move(broken->problem), std::move(broken->evidence), std::move(broken->ranks),
-                c.stage, broken->confirmed);
+    add_finding(broken.problem, broken.evidence, broken.ranks, c.stage, broken.confirmed);
   }
 
   std::string over_axes() const {
@@ -351,9 +359,12 @@ class TensorJudge {
   bool set_tolerance(TensorComparison& c) {
     const bool is_masked = std::any_of(held_.begin(), held_.end(),
                                        [](const Held& h) { return h.record->unmasked >= 0; });
-    result_.not_judged = detail::set_tolerance(
+    auto [not_judged, hides_step] = detail::set_tolerance(
         c, {reference_, wanted_, response_of_, options_, *held_.front().record, is_masked,
+            order_error_,
             before_ == nullptr ? std::numeric_limits<double>::infinity() : error_of(*before_)});
+    result_.not_judged = std::move(not_judged);
+    result_.hides_step = hides_step;
     return result_.not_judged.empty();
   }
 
@@ -406,54 +417,8 @@ class TensorJudge {
           ", {} not finite on one side only ({} NaN and {} Inf in reference, {} and {} in actual)",
           s.nonfinite_mismatch, s.nan_reference, s.inf_reference, s.nan_actual, s.inf_actual);
     }
-    if (first != nullptr) text += first_bad_element(*first);
+    if (first != nullptr) text += first_bad_element(reference_, wanted_, *first);
     return text;
-  }
-
-  std::string first_bad_element(const Held& h) const {
-    std::int64_t index = -1;
-    for (const PartStats& part : h.record->parts) {
-      if (part.stats.first_unequal >= 0 && (index < 0 || part.stats.first_unequal < index))
-        index = part.stats.first_unequal;
-    }
-    if (index < 0) return "";
-    const Shape& shape = wanted_.layout.global_shape;
-    Shape coordinates(shape.size());
-    std::int64_t rest = index;
-    for (std::size_t d = shape.size(); d-- > 0;) {
-      coordinates[d] = rest % shape[d];
-      rest /= shape[d];
-    }
-    std::string text = fmt::format("; first on rank {} at [{}]: reference {:.9g}", h.rank->rank,
-                                   fmt::join(coordinates, ", "),
-                                   value_at(reference_.bytes(wanted_), wanted_.dtype, index));
-    if (const auto value = value_on(h, coordinates, index))
-      text += fmt::format(", actual {:.9g}", *value / h.record->grad_scale);
-    return text;
-  }
-
-  static std::optional<double> value_on(const Held& h, const Shape& coordinates,
-                                        std::int64_t index) {
-    if (!h.record->kept || h.rank->arena == nullptr) return std::nullopt;
-    const HostTensor local = h.rank->tensor(*h.record);
-    const std::byte* bytes = local.bytes.data();
-    for (const PartStats& part : h.record->parts) {
-      if (is_flat(h.record->layout)) {
-        const std::int64_t inside = index - part.range.global_begin;
-        if (inside >= 0 && inside < part.range.count)
-          return value_at(bytes, h.record->dtype, part.range.local_begin + inside);
-        continue;
-      }
-      std::int64_t position = 0;
-      bool inside = true;
-      for (std::size_t d = 0; d < coordinates.size(); ++d) {
-        const std::int64_t at = coordinates[d] - part.box.global_offset[d];
-        inside = inside && at >= 0 && at < part.box.size[d];
-        position = position * h.record->local_shape[d] + at + part.box.local_offset[d];
-      }
-      if (inside) return value_at(bytes, h.record->dtype, position);
-    }
-    return std::nullopt;
   }
 
   /// Repeats the rank's comparison on the kept bytes.
@@ -493,6 +458,7 @@ class TensorJudge {
   bool any_flat_ = false;
   std::vector<int> odd_ranks_;
   std::string copies_evidence_;
+  double order_error_ = 0;  ///< Summed::order_error
 };
 
 }  // namespace
@@ -501,13 +467,6 @@ std::string join_axes(const std::vector<Axis>& axes) {
   std::vector<std::string_view> names;
   for (const Axis axis : axes) names.push_back(name_of(axis));
   return fmt::format("{}", fmt::join(names, " and "));
-}
-
-std::vector<int> summand_of(const Layout& layout, const MeshShape& mesh, int rank) {
-  std::vector<int> summand;
-  for (const Placement& p : layout.placements)
-    if (p.kind == Placement::Kind::kPartial) summand.push_back(mesh.coordinate(rank, p.axis));
-  return summand;
 }
 
 TensorResult judge_tensor(const Reference& reference, const Record& reference_record,

@@ -5,25 +5,17 @@
 #include <string>
 #include <vector>
 
+#include "harness/verdict/parts/held.h"
 #include "harness/verdict/verdict.h"
 
 namespace isoshard::detail {
-
-/// One rank's record of the tensor.
-struct Held {
-  const RankTrace* rank = nullptr;
-  const Record* record = nullptr;
-};
-
-/// Which summand of a sum over ranks a rank holds: its coordinates along the axes of the sum. Ranks
-/// with the same ones hold copies.
-[[nodiscard]] std::vector<int> summand_of(const Layout& layout, const MeshShape& mesh, int rank);
 
 struct TensorResult {
   TensorComparison comparison;
   std::vector<Finding> findings;
   std::vector<Axis> differing_axes;  ///< axes along which copies differ
   std::string not_judged;            ///< why this tensor could not be judged; empty if it was
+  bool hides_step = false;           ///< SetTolerance::hides_step
 };
 
 /// `reference_record` is the reference's record of the same key, or what stands for it;

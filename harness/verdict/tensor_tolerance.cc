@@ -150,6 +150,20 @@ double error_of_seen_step(const TensorComparison& c, const ToleranceInputs& in) 
   return allowed < std::hypot(in.error_before, size) ? allowed : kEverything;
 }
 
+/// Of a parameter or a master in 16 bits: whether the reference's last step moved it at all.
+bool is_moved_by_step(const ToleranceInputs& in) {
+  const Record* before = stepped_parameter(in.wanted.key).empty()
+                             ? nullptr
+                             : in.reference.find(before_step(in.wanted.key));
+  if (before == nullptr || size_of(in.options.coarsest) != 2 || !in.reference.has_bytes() ||
+      before->layout.global_shape != in.wanted.layout.global_shape)
+    return false;
+  Stats step;
+  accumulate(step, in.reference.bytes(*before), before->dtype, in.reference.bytes(in.wanted),
+             in.wanted.dtype, numel_of(in.wanted.layout.global_shape), 0);
+  return step.unequal_values > 0;
+}
+
 /// Frobenius norm of the error that one element of a table makes in the rows that are looked up, if
 /// its steps had the other sign: twice the largest step so far. In 16 bits many gradients are
 /// noise, and it may be that no draw shows such an element. 0 for anything but a lookup, which is
@@ -176,6 +190,21 @@ double other_step(const ToleranceInputs& in) {
   return moves.empty() ? 0 : 2 * *std::max_element(moves.begin(), moves.end());
 }
 
+/// What is put together from summands was added up in another order than by the run, and may differ
+/// by that where everything else must be equal, too. No more than a comparison may let pass: large
+/// summands that cancel are no licence.
+void allow_error_of_order(TensorComparison& c, const ToleranceInputs& in) {
+  const double norm = std::sqrt(c.stats.sum_sq_reference);
+  const double most = scale_ceiling(in.wanted.key, in.options.coarsest);
+  const double error = norm > 0 ? std::min(in.order_error / norm, most) : 0;
+  if (c.level == Level::kExact) c.level = Level::kBounded;
+  if (norm == 0) c.insensitive = true;
+  c.allowed_relative_error += error;
+  c.allowed_scale_error += error;
+  c.allowed_absolute += norm > 0 ? error * norm : in.order_error;
+  c.scale_sensitivity = std::min(c.allowed_relative_error, c.allowed_scale_error);
+}
+
 /// After a step of Adam, whose sign turns with a rounding where a gradient is noise, few runs with
 /// moved weights say too little: redrawn runs count as well.
 Response with_redrawn(Response response, const ToleranceInputs& in) {
@@ -194,27 +223,27 @@ Response with_redrawn(Response response, const ToleranceInputs& in) {
   return response;
 }
 
-}  // namespace
-
-std::string set_tolerance(TensorComparison& c, const ToleranceInputs& in) {
+SetTolerance set_own_tolerance(TensorComparison& c, const ToleranceInputs& in) {
+  SetTolerance set;
   // counts, tables and flags have no rounding that a tolerance could be for
   const bool is_whole = (in.options.rtol.has_value() && !is_floating(in.wanted.dtype)) ||
                         is_overflow_flag(in.wanted.key);
   if (is_exact(c.stage) || in.options.level == Level::kExact || is_whole) {
     c.level = Level::kExact;
-    return "";
+    return set;
   }
   if (in.options.rtol.has_value()) {
     c.level = Level::kReported;
     c.allowed_relative_error = c.allowed_scale_error = c.scale_sensitivity = *in.options.rtol;
-    return "";
+    return set;
   }
   c.level = in.options.level;
   const Response* const response = in.reference.response(in.response_of);
   if (response == nullptr) {
-    return fmt::format(
+    set.not_judged = fmt::format(
         "the reference has no response for {}: run its perturbed runs, or give a tolerance",
         describe(in.wanted.key));
+    return set;
   }
   const double norm = std::sqrt(c.stats.sum_sq_reference);
   // A mask may leave an element or two of a tensor.
@@ -236,6 +265,7 @@ std::string set_tolerance(TensorComparison& c, const ToleranceInputs& in) {
         std::hypot(c.allowed_scale_error, tolerance.part_along_reference * other / norm);
   }
   const double seen = error_of_seen_step(c, in);
+  set.hides_step = std::isinf(seen) && is_moved_by_step(in);
   if (norm > 0) c.allowed_relative_error = std::min(c.allowed_relative_error, seen / norm);
   // Where reference and responses are 0, a run that is not can only have noise, or an error:
   // nothing is relative to 0.
@@ -249,19 +279,27 @@ std::string set_tolerance(TensorComparison& c, const ToleranceInputs& in) {
   c.allowed_absolute = std::min(c.allowed_absolute, seen);
   c.scale_sensitivity = c.insensitive ? (norm > 0 ? c.allowed_absolute / norm : 0)
                                       : std::min(c.allowed_relative_error, c.allowed_scale_error);
-  if (in.response_of != in.wanted.key) {
-    allow_error_of_norm(c, in);  // what it shows too little of, its gradient shows as well
-    return "";
-  }
+  // What it shows too little of, its gradient or its sum shows as well.
+  if (unclipped_of(in.wanted.key).has_value() && in.response_of != in.wanted.key)
+    allow_error_of_norm(c, in);
+  if (in.response_of != in.wanted.key) return set;
   if (final_gradient_of(in.wanted.key).has_value())
-    return "";  // the final gradient shows it as well
+    return set;  // the final gradient shows it as well
   c.rolled_error = rolled_error(in.reference, in.wanted);
   c.rolled_copy = judged_shifted_copy(c, in.options.k, in.options.coarsest);
   c.weakness = c.insensitive
                    ? weakness_of_noise(c, largest_norm_of_kind(in.reference, in.wanted.key),
                                        in.options.coarsest)
                    : weakness(c, in.options.coarsest);
-  return "";
+  return set;
+}
+
+}  // namespace
+
+SetTolerance set_tolerance(TensorComparison& c, const ToleranceInputs& in) {
+  SetTolerance set = set_own_tolerance(c, in);
+  if (set.not_judged.empty() && in.order_error > 0) allow_error_of_order(c, in);
+  return set;
 }
 
 bool within_tolerance(const TensorComparison& c, const Stats& stats, double share) noexcept {

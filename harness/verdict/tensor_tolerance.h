@@ -17,14 +17,23 @@ struct ToleranceInputs {
   const JudgePolicy& options;
   const Record& held;      ///< of the first rank that has the tensor
   bool is_masked = false;  ///< some rank left out steps of small gradients
+  /// Of summands that were added up: what the order of the sum may make of it (Summed).
+  double order_error = 0;
   /// Of a parameter after a step: the Frobenius norm of the run's error before it. Infinite: it is
   /// not known.
   double error_before = 0;
 };
 
+struct SetTolerance {
+  std::string not_judged = {};  ///< why nothing can be said of the tensor; empty if it is set
+  /// In 16 bits, of a parameter or a master that moved: what is legal is as large as the step, so
+  /// that a run which left the step out would pass.
+  bool hides_step = false;
+};
+
 /// Sets level, allowed errors and sensitivity of `c` by its statistics, and what a rolled copy
-/// would get. Returns why nothing can be said of it; empty if it is set.
-[[nodiscard]] std::string set_tolerance(TensorComparison& c, const ToleranceInputs& in);
+/// would get.
+[[nodiscard]] SetTolerance set_tolerance(TensorComparison& c, const ToleranceInputs& in);
 
 /// Whether `stats` use no more than `share` of what the whole tensor is allowed. Every comparison
 /// is written so that a NaN fails it.

@@ -32,7 +32,8 @@ Missed missed_of(const Verdict& verdict, RecordKind kind) {
   std::map<int, double> together;
   Missed missed;
   for (const TensorComparison& t : verdict.tensors) {
-    if (is_gradient_besides(t.key)) continue;  // its gradient says it
+    // its gradient, or the sum, says it
+    if (is_gradient_besides(t.key) || sum_of(t.key).has_value()) continue;
     if (t.key.kind != kind || t.level == Level::kExact || t.stats.numel == 0) continue;
     if (t.insensitive) {
       ++missed.insensitive;

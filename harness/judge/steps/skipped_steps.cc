@@ -102,6 +102,39 @@ std::optional<Finding> differing_copies(const RecordKey& key, const Trace& run,
   return finding;
 }
 
+Finding far_from_overflow(const RecordKey& key, const std::vector<Held>& held,
+                          std::string evidence) {
+  Finding finding;
+  finding.key = key;
+  finding.stage = stage_of(key);
+  finding.what = fmt::format("{}: is not finite far from overflow", describe(key));
+  finding.evidence = std::move(evidence);
+  for (const Held& h : held) {
+    const Stats stats = stats_of(*h.record);
+    if (stats.nan_actual + stats.inf_actual > 0) finding.ranks.push_back(h.rank->rank);
+  }
+  finding.confirmed = true;
+  return finding;
+}
+
+bool is_skipped_step(const Reference& reference, int step) {
+  const RecordKey flag = overflow_flag_of(step);
+  if (reference.find(flag) == nullptr) return false;
+  const std::vector<double> flags = numbers_of(reference.tensor(flag));
+  return std::ranges::any_of(flags, [](double value) { return value != 0; });
+}
+
+std::string words_of_no_step(const Reference& reference) {
+  std::set<int> flagged;
+  for (const Record& record : reference.trace().ranks.at(0).records) {
+    if (is_overflow_flag(record.key)) flagged.insert(record.key.step);
+  }
+  if (flagged.empty() ||
+      !std::ranges::all_of(flagged, [&](int step) { return is_skipped_step(reference, step); }))
+    return "";
+  return "every step was skipped, as gradients are not finite: no step of the optimizer was judged";
+}
+
 bool has_whole_step_before(const Reference& reference, int step) {
   const std::vector<Record>& records = reference.trace().ranks.at(0).records;
   return std::ranges::any_of(records, [&](const Record& record) {

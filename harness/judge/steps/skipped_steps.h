@@ -21,6 +21,17 @@ namespace isoshard::detail {
 [[nodiscard]] std::optional<Finding> differing_copies(const RecordKey& key, const Trace& run,
                                                       const std::vector<Held>& held);
 
+/// That a gradient is not finite where nothing in the reference comes near the largest number
+/// (NonfiniteGradients): on the ranks whose parts are not finite.
+[[nodiscard]] Finding far_from_overflow(const RecordKey& key, const std::vector<Held>& held,
+                                        std::string evidence);
+
+/// Whether the reference skipped a step because its gradients were not finite.
+[[nodiscard]] bool is_skipped_step(const Reference& reference, int step);
+
+/// That nothing of the optimizer was judged, where the reference skipped every step; else empty.
+[[nodiscard]] std::string words_of_no_step(const Reference& reference);
+
 /// Whether the reference took a step before this one, in which all gradients were finite.
 [[nodiscard]] bool has_whole_step_before(const Reference& reference, int step);
 

@@ -1,0 +1,101 @@
+// SPDX-License-Identifier: Apache-2.0
+// Numbers near the largest one, and what is behind them.
+#include "harness/judge/steps/nonfinite.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <optional>
+
+#include "harness/trace/clipped.h"
+#include "harness/trace/numbers.h"
+
+namespace isoshard::detail {
+namespace {
+
+/// Sums over ranks may have pieces that are larger than the sum, and products that nobody records
+/// lie between two gradients.
+constexpr double kNear = 8;
+
+}  // namespace
+
+double NonfiniteGradients::limit() const {
+  return policy_->coarsest == Dtype::kFloat16 ? 65504 : std::numeric_limits<float>::max();
+}
+
+/// What the run computes is so many times what the reference's record holds.
+double NonfiniteGradients::factor_of(const Record& wanted, const std::vector<Held>& held) const {
+  double factor = 0;
+  for (const Held& h : held)
+    factor = std::max(factor, std::fabs(h.record->grad_scale / wanted.grad_scale));
+  if (wanted.key.kind != RecordKind::kGrad) return factor;
+  // ranks add up before they divide by their number
+  factor *= policy_->activation_grad_scale.value_or(1);
+  const RecordKey scale{wanted.key.step, RecordKind::kScalar, "loss_scale", 0};
+  const bool is_unscaled = !final_gradient_of(wanted.key).has_value();
+  if (is_unscaled && reference_->find(scale) != nullptr)
+    factor *= number_of(reference_->tensor(scale));
+  return factor;
+}
+
+NonfiniteGradients::Size NonfiniteGradients::size_of(const Record& wanted, double factor) const {
+  Size size;
+  for (const double number : numbers_of(reference_->tensor(wanted.key))) {
+    const double magnitude = std::fabs(number) * factor;
+    if (!(magnitude < limit() / kNear)) ++size.near_limit;
+    if (std::isfinite(magnitude)) size.largest = std::max(size.largest, magnitude);
+  }
+  return size;
+}
+
+/// In the gradients of activations that backward makes directly before and behind it.
+bool NonfiniteGradients::is_near_limit_beside(const Record& wanted, double factor) const {
+  constexpr std::ptrdiff_t kBeside = 3;
+  std::vector<const Record*> gradients;
+  std::ptrdiff_t own = -1;
+  for (const Record& record : reference_->trace().ranks.at(0).records) {
+    if (record.key.step != wanted.key.step || record.key.kind != RecordKind::kActivationGrad)
+      continue;
+    if (record.key == wanted.key) own = std::ssize(gradients);
+    gradients.push_back(&record);
+  }
+  if (own < 0) return true;
+  const auto end = std::min(std::ssize(gradients), own + kBeside + 1);
+  for (auto i = std::max<std::ptrdiff_t>(0, own - kBeside); i < end; ++i) {
+    if (i != own && size_of(*gradients[static_cast<std::size_t>(i)], factor).near_limit > 0)
+      return true;
+  }
+  return false;
+}
+
+std::string NonfiniteGradients::problem_of(const Record& wanted, const std::vector<Held>& held,
+                                           const Stats& stats) {
+  const RecordKey& key = wanted.key;
+  const std::int64_t bad = stats.nan_actual + stats.inf_actual;
+  const bool is_of_activation = key.kind == RecordKind::kActivationGrad;
+  if (bad == 0 || spread_.contains(key.step) || !reference_->has_bytes() ||
+      (!is_of_activation && key.kind != RecordKind::kGrad))
+    return "";
+  const bool is_first = is_of_activation && spread_.insert(key.step).second;
+  const std::optional<RecordKey> final = final_gradient_of(key);
+  const std::string parameter = final.has_value() ? final->name : key.name;
+  if (!is_of_activation && !final.has_value() && summed_.contains({key.step, parameter})) return "";
+  if (final.has_value()) summed_.insert({key.step, parameter});
+  if (reference_->find(key) == nullptr) return "";  // such as a gradient after clipping
+  const double factor = factor_of(wanted, held);
+  const Size size = size_of(wanted, factor);
+  // pieces of a sum may overflow where the sum is small, but not more often than where it is not
+  const std::int64_t most = size.near_limit == 0 ? 0 : 2 * size.near_limit + 4;
+  const bool may_be =
+      is_first ? size.near_limit > 0 || is_near_limit_beside(wanted, factor) : bad <= most;
+  if (may_be) return "";
+  return fmt::format(
+      "{} of {} numbers are not finite, {} of them NaN; in the reference {} are not, and the "
+      "largest of the others is {:.3g} in units of the run, where {:.6g} is the largest number",
+      bad, stats.numel, stats.nan_actual, stats.nan_reference + stats.inf_reference, size.largest,
+      limit());
+}
+
+}  // namespace isoshard::detail
