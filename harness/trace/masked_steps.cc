@@ -372,8 +372,11 @@ void MaskedSteps::check_rows(PartStats& part, const Record& record, const std::b
                              const ElementClaims& claims) const {
   constexpr std::int64_t kFewest = 8;
   constexpr double kShare = 0.9;
+  // What is legal in the steps before adds up. They all went this way, as the elements are sure.
+  constexpr double kMostBefore = 3;
   struct Row {
     double dot = 0, squares = 0;  ///< of difference x step, and of the step
+    double before = 0;            ///< of all steps before x step, in magnitude
     std::int64_t sure = 0, first = -1;
   };
   std::map<std::int64_t, Row> rows;
@@ -381,6 +384,13 @@ void MaskedSteps::check_rows(PartStats& part, const Record& record, const std::b
   const std::byte* const reference = reference_->bytes(wanted);
   const double scale = record.grad_scale / wanted.grad_scale;
   const std::int64_t row_size = record.layout.global_shape[1];
+  const Record *const begin = before_of(*reference_, record.key), *const last = reference_->find(
+                                                                      before_step(record.key));
+  if (begin == nullptr || last == nullptr ||
+      begin->layout.global_shape != record.layout.global_shape)
+    return;
+  const std::byte *const first_bytes = reference_->bytes(*begin), *const last_bytes =
+                                                                      reference_->bytes(*last);
   for_each_run(part, record, [&](std::int64_t position, std::int64_t done, std::int64_t count) {
     for (std::int64_t k = 0; k < count; ++k) {
       const std::int64_t i = position + k;
@@ -390,11 +400,15 @@ void MaskedSteps::check_rows(PartStats& part, const Record& record, const std::b
       const double value = value_at(packed_part, record.dtype, done + k) / scale;
       row.dot += (value - value_at(reference, wanted.dtype, i)) * move;
       row.squares += move * move;
+      row.before += std::fabs(
+          (value_at(last_bytes, last->dtype, i) - value_at(first_bytes, begin->dtype, i)) * move);
       if (row.sure++ == 0) row.first = i;
     }
   });
   for (const auto& [number, row] : rows) {
-    if (row.sure < kFewest || std::fabs(row.dot) < kShare * row.squares) continue;
+    if (row.sure < kFewest || std::fabs(row.dot) < kShare * row.squares ||
+        row.before > kMostBefore * row.squares)
+      continue;
     part.broken += row.sure;
     if (part.first_broken < 0 || row.first < part.first_broken) part.first_broken = row.first;
   }
