@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Sums over micro-batches that lose bits on the way.
+/// Sums over micro-batches that lose bits on the way, and parts of ranks that are not added.
 ///
 /// The sum that a rank has after each micro-batch is recorded as it is then. What is rounded before
 /// the next micro-batch is added shows in the next record alone, and there it is off by just what
@@ -8,6 +8,7 @@
 /// over them.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
 #include <optional>
@@ -16,6 +17,7 @@
 #include <utility>
 #include <vector>
 
+#include "harness/causes/class_causes.h"
 #include "harness/causes/run_causes.h"
 #include "harness/trace/clipped.h"
 #include "harness/trace/parts.h"
@@ -95,7 +97,117 @@ Values put_together(const Evidence& e, const RecordKey& key,
   return seen.empty() ? Values() : Values(shape, std::move(numbers));
 }
 
+/// What tokens and heads add to the gradient of a vector: dy, or for a weight dy times what is
+/// scaled. Undefined if the shapes do not fit.
+Values summand_in(const Values& dy, const Values& scaled, std::int64_t size) {
+  const Values own = scaled.defined() ? dy * scaled : dy;
+  return own.size(-1) == size ? own.rows().sum(0) : Values();
+}
+
+/// The boxes of a module's output that ranks of a coordinate hold, each once.
+std::set<std::pair<Shape, Shape>> boxes_of_coordinate(const Evidence& e, const RecordKey& key,
+                                                      Axis axis, int coordinate) {
+  std::set<std::pair<Shape, Shape>> boxes;
+  for (const RankTrace& rank : e.actual.ranks) {
+    const Record* const record = rank.find(key);
+    if (record == nullptr || is_flat(record->layout) ||
+        e.actual.mesh.coordinate(rank.rank, axis) != coordinate)
+      continue;
+    for (const PartStats& part : record->parts) {
+      if (lies_in(part.box, record->layout.global_shape))
+        boxes.emplace(part.box.global_offset, part.box.size);
+    }
+  }
+  return boxes;
+}
+
+/// By coordinate of the axis; empty if the axis does not share the module's outputs out, or these
+/// do not give the reference's gradient.
+std::vector<Values> parts_along(const Evidence& e, Axis axis, const std::string& module,
+                                bool is_bias) {
+  const auto value = [&](RecordKind kind, const std::string& name, int call) -> Values {
+    const Record* const record = e.reference.find({e.wanted.key.step, kind, name, call});
+    return record == nullptr ? Values() : e.reference_value(record->key) / record->grad_scale;
+  };
+  const Values weight = is_bias ? Values() : e.parameter_read(module + ".weight"),
+               bias = is_bias ? Values() : e.parameter_read(module + ".bias");
+  const std::int64_t size = e.whole.size(0);
+  if (!is_bias && (!weight.defined() || weight.any([](double w) { return w == 0; }))) return {};
+  std::vector<Values> parts(static_cast<std::size_t>(e.actual.mesh.degree(axis)),
+                            Values::zeros({size}));
+  for (int m = 0; m < e.num_micro_batches(); ++m) {
+    const RecordKey key{e.wanted.key.step, RecordKind::kActivation, module, m};
+    const Values y = value(RecordKind::kActivation, module, m),
+                 dy = value(RecordKind::kActivationGrad, module, m);
+    if (!y.defined() || !dy.defined() || y.shape() != dy.shape() || y.dim() < 2) return {};
+    std::set<std::pair<Shape, Shape>> all;
+    std::size_t count = 0;
+    for (std::size_t c = 0; c < parts.size(); ++c) {
+      const auto boxes = boxes_of_coordinate(e, key, axis, static_cast<int>(c));
+      for (const auto& [offset, extent] : boxes) {
+        if (offset.size() != y.shape().size()) return {};
+        const Values own = y.cut(offset, extent), own_dy = dy.cut(offset, extent);
+        const Values scaled = is_bias                ? Values()
+                              : own.size(-1) != size ? Values()
+                              : bias.defined()       ? (own - bias) / weight
+                                                     : own / weight;
+        if (!is_bias && !scaled.defined()) return {};
+        const Values summand = summand_in(own_dy, scaled, size);
+        if (!summand.defined()) return {};
+        parts[c] = parts[c] + summand;
+      }
+      count += boxes.size();
+      all.insert(boxes.begin(), boxes.end());
+    }
+    // what all coordinates hold is no part
+    if (all.size() != count || count < 2) return {};
+  }
+  Values sum = Values::zeros({size});
+  for (const Values& part : parts) sum = sum + part;
+  const bool is_right = distance(sum, e.whole) <= std::max(e.tolerance(), 1e-3) * norm_of(e.whole);
+  return is_right ? parts : std::vector<Values>();
+}
+
+Values elementwise(const std::vector<Values>& parts, bool is_largest) {
+  std::vector<double> numbers(parts.front().flat().begin(), parts.front().flat().end());
+  for (const Values& part : parts) {
+    for (std::size_t i = 0; i < numbers.size(); ++i)
+      numbers[i] =
+          is_largest ? std::max(numbers[i], part.flat()[i]) : std::min(numbers[i], part.flat()[i]);
+  }
+  return {parts.front().shape(), std::move(numbers)};
+}
+
 }  // namespace
+
+std::string cause_largest_part(const Evidence& e) {
+  const std::string& name = e.wanted.key.name;
+  const std::vector<const View*> bad = e.bad_views();
+  if (bad.empty() || e.whole.dim() != 1 || final_gradient_of(e.wanted.key).has_value() ||
+      name.rfind('.') == std::string::npos)
+    return "";
+  for (const AxisDegree& axis : e.actual.mesh.axes()) {
+    if (axis.degree == 1) continue;
+    const std::vector<Values> parts =
+        parts_along(e, axis.axis, name.substr(0, name.rfind('.')), name.ends_with(".bias"));
+    if (parts.empty()) continue;
+    for (const bool is_largest : {true, false}) {
+      const Values extreme = elementwise(parts, is_largest);
+      // a mean over ranks is of numbers that are as many times larger
+      for (const double factor : {1.0, static_cast<double>(axis.degree)}) {
+        const bool fits = std::ranges::all_of(bad, [&](const View* view) {
+          return e.explains_each(factor * extreme.cut(view->box.global_offset, view->box.size),
+                                 *view);
+        });
+        if (fits)
+          return fmt::format("each element is the {} of what the {} {} ranks give, not their {}{}",
+                             is_largest ? "largest" : "smallest", axis.degree, name_of(axis.axis),
+                             factor == 1 ? "sum" : "mean", e.on_bad_ranks());
+      }
+    }
+  }
+  return "";
+}
 
 std::string cause_rounded_between(const Evidence& e) {
   if (e.wanted.key.kind != RecordKind::kGrad || !e.whole.defined() || e.whole.numel() == 0)

@@ -11,11 +11,22 @@ namespace isoshard::detail {
 
 /// A parameter whose bytes are those of its record before, on every rank where it diverges.
 [[nodiscard]] std::string cause_not_updated(const Evidence& e);
+/// State of the optimizer whose bytes are those of the step before, where it diverges.
+[[nodiscard]] std::string cause_state_as_before(const Evidence& e);
 /// A part of a parameter is as before its step, the rest is right: which rows, columns or elements,
 /// and whose part they are.
 [[nodiscard]] std::string cause_part_not_updated(const Evidence& e);
 /// A step of a parameter that lacks the weight decay, or has it twice.
 [[nodiscard]] std::string cause_weight_decay(const Evidence& e);
+/// What a step changes that must be skipped, as its gradients overflow.
+[[nodiscard]] std::string cause_not_skipped(const Evidence& e);
+/// A moment of the optimizer, or its momentum, in which the one before or the gradient has another
+/// factor.
+[[nodiscard]] std::string cause_in_moments(const Evidence& e);
+/// A step that AdamW does not make of right moments: another eps, or bias correction.
+[[nodiscard]] std::string cause_in_rule(const Evidence& e);
+/// A parameter that has no gradient and is changed by a step.
+[[nodiscard]] std::string cause_of_untrained(const Evidence& e);
 /// Equal to the reference's value of an earlier step or of another micro-batch.
 [[nodiscard]] std::string cause_stale(const Evidence& e);
 /// A gradient with a multiple of an earlier step's added, which was left in its place.
@@ -26,6 +37,8 @@ namespace isoshard::detail {
 [[nodiscard]] std::string cause_zeros(const Evidence& e);
 /// Values, or the summands of a mean over dp, that were rounded to a coarser dtype.
 [[nodiscard]] std::string cause_rounding(const Evidence& e);
+/// A mean over dp whose sums are multiplied with a rounded reciprocal, not divided.
+[[nodiscard]] std::string cause_reciprocal(const Evidence& e);
 /// Sums over micro-batches, of each rank's own samples, that were rounded to a coarser dtype.
 [[nodiscard]] std::string cause_rounded_sums(const Evidence& e);
 /// Sums over micro-batches that were rounded to a coarser dtype before the next one was added.
@@ -42,6 +55,11 @@ namespace isoshard::detail {
 [[nodiscard]] std::string cause_logit_rows(const Evidence& e);
 /// A loss whose label smoothing counts columns that pad the vocabulary.
 [[nodiscard]] std::string cause_smoothed_columns(const Evidence& e);
+/// A loss whose columns tp ranks share out, each with the largest logit of its own, or without the
+/// targets at a border.
+[[nodiscard]] std::string cause_in_split_loss(const Evidence& e);
+/// The gradient of a vector that is the largest of ranks' parts, element by element, not their sum.
+[[nodiscard]] std::string cause_largest_part(const Evidence& e);
 /// A loss, or its gradient at the logits, whose sums of exponentials were rounded.
 [[nodiscard]] std::string cause_rounded_exponentials(const Evidence& e);
 /// A gradient at the logits of tokens that have no target.

@@ -5,8 +5,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <functional>
+#include <numeric>
 #include <string>
 #include <utility>
 #include <vector>
@@ -172,6 +174,62 @@ TEST(ClassCauses, CopiesAndPartsThatANormCountsWronglyAreTold) {
       << "each rank holds another part";
 }
 
+/// The norm of gradients [12, 20] and [8] that four dp ranks share out, as `norm` makes it of the
+/// squares that each rank has and of the largest element.
+std::string norm_of_ranks_is(
+    const std::function<double(std::vector<double> squares, double largest)>& norm) {
+  const MeshShape mesh({{Axis::kDp, 4}});
+  const at::Tensor matrix = values({12, 20}, 1), vector = values({8}, 2);
+  std::vector<double> squares;
+  for (std::int64_t rank = 0; rank < 4; ++rank) {
+    squares.push_back(matrix.narrow(0, 3 * rank, 3).to(at::kDouble).square().sum().item<double>() +
+                      vector.narrow(0, 2 * rank, 2).to(at::kDouble).square().sum().item<double>());
+  }
+  const double largest =
+      std::max(matrix.abs().max().item<double>(), vector.abs().max().item<double>());
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int rank) {
+      const auto record = [&](const std::string& name, const at::Tensor& gradient) {
+        const std::int64_t count = gradient.size(0) / 4;
+        sink.on_record(site(RecordKind::kGrad, name,
+                            layout_of(gradient.sizes().vec(),
+                                      whole ? std::vector<Placement>{}
+                                            : std::vector<Placement>{shard(Axis::kDp, 0)})),
+                       whole ? gradient : gradient.narrow(0, rank * count, count));
+      };
+      record("m.w", matrix);
+      record("m.v", vector);
+      const double right = std::sqrt(std::accumulate(squares.begin(), squares.end(), 0.0));
+      sink.on_record(site(RecordKind::kScalar, "grad_norm", layout_of({1})),
+                     at::tensor({whole ? right : norm(squares, largest)}, at::kDouble));
+    });
+  };
+  const Reference right = synthetic::reference(body(true));
+  JudgePolicy policy;
+  policy.rtol = 1e-6;
+  const Verdict verdict = judge(right, synthetic::run(mesh, &right, body(false)), policy);
+  return verdict.findings.empty() ? "no finding" : verdict.findings[0].diagnosis;
+}
+
+TEST(ClassCauses, ANormOfAnotherKindIsTold) {
+  const auto added = [](const std::vector<double>& squares) {
+    double sum = 0;
+    for (const double own : squares) sum += std::sqrt(own);
+    return sum;
+  };
+
+  EXPECT_THAT(norm_of_ranks_is([&](auto squares, double) { return added(squares); }),
+              HasSubstr("the norms of the 4 ranks' own parts are added, not their squares"));
+  EXPECT_THAT(norm_of_ranks_is([](auto, double largest) { return largest; }),
+              HasSubstr("the largest element of all gradients, not their norm"));
+  EXPECT_THAT(norm_of_ranks_is([](auto squares, double) {
+                return std::accumulate(squares.begin(), squares.end(), 0.0);
+              }),
+              HasSubstr("the square of the norm: the root is missing"));
+  EXPECT_THAT(norm_of_ranks_is([&](auto squares, double) { return 1.001 * added(squares); }),
+              Not(HasSubstr("added")));
+}
+
 TEST(ClassCauses, ElementsThatAreZeroAndShouldNotBeAreTold) {
   EXPECT_THAT(diagnosis_of_one(RecordKind::kGrad, values({6, 8}, 1),
                                [](at::Tensor v, int, int) {
@@ -221,6 +279,31 @@ TEST(ClassCauses, ClippingByAnEarlierNormIsTold) {
   EXPECT_THAT(clipped_is(1.29), Not(HasSubstr("of step 0")));
 }
 
+TEST(ClassCauses, ClippingTwiceIsTold) {
+  EXPECT_THAT(clipped_is(1 / 5.3), HasSubstr("scale 0.1887 = max_norm / norm: clipped twice"));
+  EXPECT_THAT(clipped_is(1 / 5.2), Not(HasSubstr("clipped twice")));
+}
+
+/// A mask that keeps 9 of 10 elements, and what comes out of the dropout, times a factor.
+std::string dropped_is(double factor) {
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int) {
+      const at::Tensor keep = values({4, 10, 20}, 3) < 0.8;
+      sink.on_record(site(RecordKind::kMask, "m.drop", layout_of({4, 10, 20})), keep);
+      sink.on_record(site(RecordKind::kActivation, "m", layout_of({4, 10, 20})),
+                     values({4, 10, 20}, 1) * keep * (whole ? 1 : factor));
+    });
+  };
+  return diagnosis_of(body(true), body(false));
+}
+
+TEST(ClassCauses, DropoutThatDoesNotDivideWhatItKeepsIsTold) {
+  EXPECT_THAT(dropped_is(0.9), AllOf(HasSubstr("scale 0.9, about the share that dropout keeps"),
+                                     HasSubstr("what is kept is not divided by it")));
+  EXPECT_THAT(dropped_is(1 / 0.9), HasSubstr("divided by it twice"));
+  EXPECT_THAT(dropped_is(0.8), Not(HasSubstr("dropout")));
+}
+
 /// Two steps of a parameter at rates 0.01 and 0.03; the second one is `factor` times the right one.
 std::string second_step_is(double factor) {
   const auto body = [&](bool whole) {
@@ -237,6 +320,29 @@ std::string second_step_is(double factor) {
     });
   };
   return diagnosis_of(body(true), body(false));
+}
+
+/// The learning rates of three steps, the second one `rate` on dp rank 1.
+std::string second_rate_is(double rate) {
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int rank) {
+      const std::vector<double> rates = {0.0, 0.01, 0.007};
+      for (int step = 0; step < 3; ++step) {
+        if (step > 0) sink.begin_step(step);
+        const bool is_wrong = !whole && step == 1 && rank / kTp == 1;
+        sink.on_record(
+            site(RecordKind::kScalar, "learning_rate", layout_of({1})),
+            at::tensor({is_wrong ? rate : rates[static_cast<std::size_t>(step)]}, at::kDouble));
+      }
+    });
+  };
+  return diagnosis_of(body(true), body(false));
+}
+
+TEST(ClassCauses, ALearningRateOfAnotherStepIsTold) {
+  EXPECT_THAT(second_rate_is(0), HasSubstr("the learning rate of step 0 on dp rank 1"));
+  EXPECT_THAT(second_rate_is(0.007), HasSubstr("the learning rate of step 2 on dp rank 1"));
+  EXPECT_THAT(second_rate_is(0.0071), Not(HasSubstr("of step")));
 }
 
 TEST(ClassCauses, AStepAtTheRateOfAnotherStepIsTold) {

@@ -61,4 +61,8 @@ inline constexpr std::int64_t kLargeTensor = std::int64_t{1} << 24;
                                    const TensorResult& result, const JudgePolicy& options,
                                    FittingPatterns& fitting);
 
+/// The likely cause of a record that the reference has not: state of the optimizer in a step that
+/// must be skipped. Empty for any other.
+[[nodiscard]] std::string cause_of_unwanted(const Reference& reference, const RecordKey& key);
+
 }  // namespace isoshard::detail

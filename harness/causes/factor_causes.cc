@@ -76,7 +76,7 @@ std::string numbers_behind(const Evidence& e, Axis axis, const std::vector<doubl
     if (!formula.has_value()) return "";
     words.push_back(*formula);
   }
-  return fmt::format(" ({})", fmt::join(words, "; "));
+  return words.empty() ? "" : fmt::format(" ({})", fmt::join(words, "; "));
 }
 
 /// What backward of each dp rank begins from, in the right run: its part of the mean over all

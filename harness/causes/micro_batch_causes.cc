@@ -29,7 +29,8 @@ constexpr int kInputsTried = 24;
 constexpr int kProbes = 4;
 constexpr double kNearWeight = 0.02;
 
-/// One use of a parameter: by a module, on what may be its input (empty for a bias).
+/// One use of a parameter: by a module, on what may be its input (empty for a bias; for the weight
+/// of a norm the module's output, of which it is made again).
 struct Use {
   std::string module, input;
 };
@@ -83,7 +84,8 @@ class GradientParts {
     const bool says_something = micro_batches_ > 1 || !has_copies || is_tied();
     if (!says_something || e_.whole.dim() > 2 || !has_output_gradients(module_))
       return std::nullopt;
-    if (e_.whole.dim() == 1) return checked({{module_, ""}});
+    if (e_.whole.dim() == 1)
+      return checked({{module_, e_.wanted.key.name.ends_with(".weight") ? module_ : ""}});
     const std::string head = is_tied() ? other_user() : "";
     for (const std::string& input : inputs(module_)) {
       if (head.empty()) {
@@ -167,7 +169,7 @@ class GradientParts {
   Values piece(const Input& input, const Values& dy) const {
     const Values rows = dy.rows();
     const Shape& shape = e_.whole.shape();
-    if (shape.size() == 1) return shape[0] == rows.size(1) ? rows.sum(0) : Values();
+    if (shape.size() == 1) return shape[0] == rows.size(1) ? vector_piece(input, rows) : Values();
     if (!input.is_floating) {
       if (input.values.numel() != rows.size(0) || shape[1] != rows.size(1) ||
           input.values.min() < 0 || input.values.max() >= static_cast<double>(shape[0]))
@@ -182,6 +184,18 @@ class GradientParts {
     if (shape[0] == x.size(1) && shape[1] == rows.size(1))
       return product(x.transposed(), product(rows, probes_));
     return {};
+  }
+
+  /// Of a bias the sum of dY, of a norm's weight that of dY times what it scales, which is the
+  /// module's output without bias and weight.
+  Values vector_piece(const Input& output, const Values& rows) const {
+    if (!output.values.defined()) return rows.sum(0);
+    const Values weight = e_.parameter_read(module_ + ".weight"),
+                 bias = e_.parameter_read(module_ + ".bias"), y = output.values.rows();
+    const bool fits = weight.defined() && weight.shape() == e_.whole.shape() &&
+                      !weight.any([](double w) { return w == 0; }) && y.shape() == rows.shape();
+    if (!fits) return {};
+    return (rows * (bias.defined() ? y - bias : y) / weight).sum(0);
   }
 
   /// Row i of the result is the sum of the rows with id i.

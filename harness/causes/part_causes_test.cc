@@ -120,6 +120,45 @@ TEST(PartCauses, ATiedWeightThatLacksAUseIsTold) {
       << "something else in its place";
 }
 
+/// The gradient of a norm's weight [8] over 6 heads that three tp ranks share out, as `reduced`
+/// makes it of what each of them gives [3, 8].
+std::string gradient_of_heads_is(const std::function<at::Tensor(at::Tensor parts)>& reduced) {
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int rank) {
+      const at::Tensor w = 1 + 0.1 * values({8}, 1), x = values({2, 5, 6, 8}, 2), y = x * w,
+                       dy = values({2, 5, 6, 8}, 3);
+      const at::Tensor parts = (dy * x).sum(1).sum(0).reshape({kTp, 2, 8}).sum(1);
+      const std::vector<Placement> split =
+          whole ? std::vector<Placement>{} : std::vector<Placement>{shard(Axis::kTp, 2)};
+      const auto own = [&](const at::Tensor& t) {
+        return whole ? t : t.narrow(2, 2 * (rank % kTp), 2).contiguous();
+      };
+      sink.on_record(site(RecordKind::kParam, "q_norm.weight", layout_of({8})), w);
+      sink.on_record(site(RecordKind::kActivation, "q_norm", layout_of({2, 5, 6, 8}, split)),
+                     own(y));
+      sink.on_record(site(RecordKind::kActivationGrad, "q_norm", layout_of({2, 5, 6, 8}, split)),
+                     own(dy));
+      sink.on_record(site(RecordKind::kGrad, "q_norm.weight", layout_of({8})),
+                     whole ? parts.sum(0) : reduced(parts));
+    });
+  };
+  return diagnosis_of(body(true), body(false));
+}
+
+TEST(PartCauses, TheLargestOfRanksPartsIsTold) {
+  EXPECT_THAT(gradient_of_heads_is([](const at::Tensor& parts) { return parts.amax(0); }),
+              HasSubstr("each element is the largest of what the 3 tp ranks give, not their sum"));
+  EXPECT_THAT(
+      gradient_of_heads_is([](const at::Tensor& parts) { return 3 * parts.amin(0); }),
+      HasSubstr("each element is the smallest of what the 3 tp ranks give, not their mean"));
+  EXPECT_THAT(gradient_of_heads_is(
+                  [](const at::Tensor& parts) { return parts.amax(0) + 0.1 * values({8}, 9); }),
+              Not(HasSubstr("each element")));
+  EXPECT_THAT(gradient_of_heads_is([](const at::Tensor& parts) { return parts.abs().amax(0); }),
+              Not(HasSubstr("each element")))
+      << "the largest by size";
+}
+
 /// 8 tokens that two cp ranks share, head and tail of them on rank 0; `change` is put on what a
 /// rank holds of its box that begins at a token.
 std::string boxes_are(const std::function<at::Tensor(at::Tensor own, std::int64_t begin)>& change) {

@@ -31,11 +31,11 @@ RecordKey read_in(int step, std::string name) {
   return {step - 1, RecordKind::kParam, std::move(name), step == 1 ? 1 : 0};
 }
 
-ModuleParameters parameters_read_in(const Evidence& e, int step) {
+ModuleParameters parameters_read_in(const Evidence& e, int step, const std::string& module) {
   ModuleParameters found;
   for (const auto& [suffix, place] :
        {std::pair{".weight", &found.weight}, std::pair{".bias", &found.bias}}) {
-    const RecordKey key = read_in(step, e.wanted.key.name + suffix);
+    const RecordKey key = read_in(step, module + suffix);
     if (e.reference.find(key) != nullptr) *place = e.reference_value(key);
   }
   return found;
@@ -111,10 +111,12 @@ std::vector<Values> outputs_with(const Evidence& e, const View& view, const Modu
 std::string stale_parameters(const Evidence& e, const View& bad) {
   if (bad.box.size.empty()) return "";
   const int step = e.wanted.key.step;
-  const ModuleParameters now = parameters_read_in(e, step);
+  const std::string& name = e.wanted.key.name;
+  const ModuleParameters now = parameters_read_in(e, step, name);
   const double error = distance(bad.actual, bad.expected);
   for (int back = 1; back <= std::min(step, kStepsBack); ++back) {
-    for (const Values& output : outputs_with(e, bad, now, parameters_read_in(e, step - back))) {
+    for (const Values& output :
+         outputs_with(e, bad, now, parameters_read_in(e, step - back, name))) {
       if (output.shape() != bad.actual.shape() || !e.explains(output, bad.actual, error)) continue;
       const auto axis = e.axis_of(e.bad_ranks());
       const std::string where = axis.has_value()
@@ -123,6 +125,42 @@ std::string stale_parameters(const Evidence& e, const View& bad) {
                                                   fmt::join(e.bad_ranks(), ", "));
       return fmt::format("parameters read in step {}: {}.weight stale by {} step{} on {}", step,
                          e.wanted.key.name, back, back == 1 ? "" : "s", where);
+    }
+  }
+  return "";
+}
+
+/// Other modules whose parameters have the shapes of this one's: those of other layers first.
+std::vector<std::string> modules_alike(const Evidence& e, const ModuleParameters& now) {
+  const std::string &own = e.wanted.key.name, kind = own.substr(parent_of(own).size());
+  std::vector<std::string> of_kind, others;
+  for (const Record& record : e.reference.trace().ranks.at(0).records) {
+    const std::string& name = record.key.name;
+    if (record.key.kind != RecordKind::kParam || stage_of(record.key) != Stage::kParametersRead ||
+        !name.ends_with(".weight") || record.layout.global_shape != now.weight.shape())
+      continue;
+    const std::string module = parent_of(name);
+    if (module != own) (module.ends_with(kind) ? of_kind : others).push_back(module);
+  }
+  of_kind.insert(of_kind.end(), others.begin(), others.end());
+  constexpr std::size_t kTried = 16;
+  of_kind.resize(std::min(of_kind.size(), kTried));
+  return of_kind;
+}
+
+/// A layer that is computed with the parameters of another one.
+std::string parameters_of_another(const Evidence& e, const View& bad) {
+  if (bad.box.size.empty() || !is_telling(bad.actual)) return "";
+  const int step = e.wanted.key.step;
+  const ModuleParameters now = parameters_read_in(e, step, e.wanted.key.name);
+  if (!now.weight.defined()) return "";
+  for (const std::string& module : modules_alike(e, now)) {
+    const ModuleParameters other = parameters_read_in(e, step, module);
+    if (!other.weight.defined() || other.bias.defined() != now.bias.defined()) continue;
+    for (const Values& output : outputs_with(e, bad, now, other)) {
+      if (output.shape() != bad.actual.shape() || !e.explains_each(output, bad)) continue;
+      return fmt::format("parameters read: {}.weight in the place of {}.weight{}", module,
+                         e.wanted.key.name, e.on_bad_ranks());
     }
   }
   return "";
@@ -233,6 +271,17 @@ std::optional<Overlap> find_overlap(const Values& part, const Values& whole, dou
   return std::nullopt;
 }
 
+/// What a rank should hold of another record: its own box, where that is one.
+Values held_of(const Evidence& e, int rank, const RecordKey& key) {
+  const Values whole = e.reference_value(key);
+  const auto trace = std::ranges::find(e.actual.ranks, rank, &RankTrace::rank);
+  const Record* const own = trace == e.actual.ranks.end() ? nullptr : trace->find(key);
+  const bool is_box = own != nullptr && own->parts.size() == 1 && !is_flat(own->layout) &&
+                      lies_in(own->parts[0].box, whole.shape());
+  return is_box ? whole.cut(own->parts[0].box.global_offset, own->parts[0].box.size).contiguous()
+                : whole;
+}
+
 }  // namespace
 
 std::string cause_in_masks(const Evidence& e) {
@@ -267,12 +316,51 @@ std::string cause_in_masks(const Evidence& e) {
 std::string cause_in_weights_read(const Evidence& e) {
   const View* bad = e.wanted.key.kind == RecordKind::kActivation ? e.first_bad_view() : nullptr;
   if (bad == nullptr) return "";
-  const std::string stale = stale_parameters(e, *bad);
-  return stale.empty() ? predecessor_padding(e, *bad) : stale;
+  for (const auto pattern : {stale_parameters, parameters_of_another, predecessor_padding}) {
+    if (std::string text = pattern(e, *bad); !text.empty()) return text;
+  }
+  return "";
+}
+
+std::string cause_other_tensor(const Evidence& e) {
+  const std::vector<const View*> bad = e.bad_views();
+  const RecordKey& key = e.wanted.key;
+  // weights as read have words of their own (cause_in_shards, cause_in_places)
+  if (bad.empty() || e.whole.dim() == 0 || stage_of(key) == Stage::kParametersRead) return "";
+  std::int64_t searched = 0;
+  std::string found;
+  for (const Record& record : e.reference.trace().ranks.at(0).records) {
+    const RecordKey& other = record.key;
+    if (other.kind != key.kind || other.step != key.step || other.call != key.call ||
+        other.name == key.name || stage_of(other) != stage_of(key) ||
+        record.layout.global_shape != e.wanted.layout.global_shape)
+      continue;
+    searched += numel_of(record.layout.global_shape);
+    if (searched > kMostSearched) return "";
+    const Values values = e.reference_value(other) / record.grad_scale;
+    const bool fits = std::ranges::all_of(bad, [&](const View* view) {
+      const Values own = values.cut(view->box.global_offset, view->box.size);
+      return is_telling(own) && e.explains_each(own, *view);
+    });
+    // of several that are equal the nearest: of the same module, else the first
+    const bool is_sibling = parent_of(other.name) == parent_of(key.name);
+    if (fits && (found.empty() || is_sibling)) found = other.name;
+  }
+  if (found.empty()) return "";
+  const std::string where = e.on_bad_ranks();
+  if (key.kind == RecordKind::kActivationGrad)
+    return fmt::format(
+        "equals the gradient at {}: taken for it, or what else should be added on the way is "
+        "missing{}",
+        found, where);
+  return fmt::format("has the values of {}{}", found, where);
 }
 
 std::string cause_in_other_gradients(const Evidence& e) {
-  const View* bad = e.wanted.key.kind == RecordKind::kGrad ? e.first_bad_view() : nullptr;
+  const Stage stage = stage_of(e.wanted.key);
+  const bool is_searched =
+      e.wanted.key.kind == RecordKind::kGrad || stage == Stage::kParameterAfterStep;
+  const View* bad = is_searched ? e.first_bad_view() : nullptr;
   if (bad == nullptr || bad->actual.numel() < 8) return "";
   const Values actual = bad->actual.flattened();
   const Values difference = (bad->actual - bad->expected).flattened();
@@ -286,14 +374,19 @@ std::string cause_in_other_gradients(const Evidence& e) {
   std::int64_t searched = 0;
   for (const Record& record : e.reference.trace().ranks.at(0).records) {
     const RecordKey& key = record.key;
-    if (stage_of(key) != Stage::kParameterGrad || is_gradient_besides(key) ||
-        key.step != e.wanted.key.step || key.name == e.wanted.key.name)
+    const bool is_alike = stage == Stage::kParameterAfterStep
+                              ? stage_of(key) == stage && key.call == e.wanted.key.call
+                              : stage_of(key) == Stage::kParameterGrad;
+    if (!is_alike || is_gradient_besides(key) || key.step != e.wanted.key.step ||
+        key.name == e.wanted.key.name)
       continue;
     searched += numel_of(record.layout.global_shape);
     if (searched > kMostSearched) return "";
     const auto overlap =
-        find_overlap(actual.narrow(0, 0, end), e.reference_value(key).flattened(), tolerance);
+        find_overlap(actual.narrow(0, 0, end), held_of(e, bad->rank, key).flattened(), tolerance);
     if (!overlap.has_value()) continue;
+    // weights of norms may all be alike
+    if (!is_telling(actual.narrow(0, overlap->begin, overlap->end - overlap->begin))) continue;
     return fmt::format("wrong values equal values of {} (from element {} on)", key.name,
                        std::max<std::int64_t>(0, overlap->offset));
   }

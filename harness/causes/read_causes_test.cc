@@ -2,8 +2,12 @@
 /// Each cause that lies in what was read, on made-up runs with dp 2 and tp 3; and beside each, a
 /// run that is wrong in another way.
 #include <ATen/ATen.h>
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
 
 #include "harness/judge/judge.h"
 #include "harness/testing/synthetic.h"
@@ -109,6 +113,120 @@ TEST(ReadCauses, ParametersOfAnEarlierStepAreTold) {
               Not(HasSubstr("stale")));
 }
 
+/// Products "a.0.m" and "a.1.m" and norms "a.0.n" and "a.1.n" of the same input; those of a.1 are
+/// made with the parameters of layer `used`, and changed.
+Body two_layers(int used, const std::function<at::Tensor(at::Tensor)>& change) {
+  return [=](Sink& sink, int) {
+    const auto parameter = [](int layer, const std::string& kind) {
+      return values(kind == "m" ? Shape{6, 4} : Shape{4}, 3 * layer + (kind == "m" ? 1 : 2));
+    };
+    for (int layer = 0; layer < 2; ++layer) {
+      for (const std::string kind : {"m", "n"}) {
+        const at::Tensor own = parameter(layer, kind);
+        sink.on_record(site(RecordKind::kParam, fmt::format("a.{}.{}.weight", layer, kind),
+                            layout_of(own.sizes().vec())),
+                       own);
+      }
+    }
+    const at::Tensor x = values({2, 5, 4}, 20);
+    sink.on_record(site(RecordKind::kActivation, "x", layout_of({2, 5, 4})), x);
+    for (int layer = 0; layer < 2; ++layer) {
+      const int read = layer == 1 ? used : layer;
+      const at::Tensor m = x.matmul(parameter(read, "m").t()), n = x * parameter(read, "n");
+      sink.on_record(
+          site(RecordKind::kActivation, fmt::format("a.{}.m", layer), layout_of({2, 5, 6})),
+          layer == 1 ? change(m) : m);
+      sink.on_record(
+          site(RecordKind::kActivation, fmt::format("a.{}.n", layer), layout_of({2, 5, 4})),
+          layer == 1 ? change(n) : n);
+    }
+  };
+}
+
+TEST(ReadCauses, ParametersOfAnotherModuleAreTold) {
+  const auto as_made = [](const at::Tensor& y) { return y; };
+  const Reference right = reference(two_layers(1, as_made));
+  const auto told = [&](int used, const std::function<at::Tensor(at::Tensor)>& change) {
+    JudgePolicy options;
+    options.rtol = 1e-6;
+    std::string all;
+    for (const Finding& finding :
+         judge(right, run(kDp2Tp3, &right, two_layers(used, change)), options).findings)
+      all += finding.diagnosis + "; ";
+    return all;
+  };
+
+  // the input of both layers is one, so their outputs are also those of each other
+  EXPECT_THAT(told(0, as_made), HasSubstr("has the values of a.0.m"));
+  EXPECT_THAT(told(0, [](const at::Tensor& y) { return y + 0.01 * values({1}, 2); }),
+              Not(HasSubstr("a.0")));
+}
+
+/// Layer 1 of two that follow each other, with the parameters of layer `used`.
+Body layers_in_turn(int used, double factor = 1) {
+  return [=](Sink& sink, int) {
+    const auto weight = [](int layer) { return values({4, 4}, 3 * layer + 1); };
+    const auto norm = [](int layer) { return values({4}, 3 * layer + 2); };
+    for (int layer = 0; layer < 2; ++layer) {
+      sink.on_record(site(RecordKind::kParam, fmt::format("a.{}.n.weight", layer), layout_of({4})),
+                     norm(layer));
+      sink.on_record(
+          site(RecordKind::kParam, fmt::format("a.{}.m.weight", layer), layout_of({4, 4})),
+          weight(layer));
+    }
+    at::Tensor x = values({2, 5, 4}, 20);
+    sink.on_record(site(RecordKind::kActivation, "x", layout_of({2, 5, 4})), x);
+    for (int layer = 0; layer < 2; ++layer) {
+      const int read = layer == 1 ? used : layer;
+      const double own = layer == 1 ? factor : 1;
+      const at::Tensor scaled = own * x * norm(read);
+      sink.on_record(
+          site(RecordKind::kActivation, fmt::format("a.{}.n", layer), layout_of({2, 5, 4})),
+          scaled);
+      x = scaled.matmul(weight(read).t());
+      sink.on_record(
+          site(RecordKind::kActivation, fmt::format("a.{}.m", layer), layout_of({2, 5, 4})), x);
+    }
+  };
+}
+
+TEST(ReadCauses, ALayerThatReadsTheParametersOfAnotherIsTold) {
+  EXPECT_THAT(read_diagnosis(layers_in_turn(1), layers_in_turn(0)),
+              HasSubstr("parameters read: a.0.n.weight in the place of a.1.n.weight"));
+  EXPECT_THAT(read_diagnosis(layers_in_turn(1), layers_in_turn(0, 1.05)),
+              Not(HasSubstr("in the place of")))
+      << "and something else besides";
+}
+
+/// What a rank has of two activations and of their gradients, each [2, 5, 4].
+std::string sibling_is(RecordKind kind, const std::function<at::Tensor(at::Tensor)>& change) {
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int) {
+      const Layout layout = layout_of({2, 5, 4});
+      sink.on_record(site(kind, "attn.v", layout), values({2, 5, 4}, 2));
+      sink.on_record(site(kind, "attn.k", layout),
+                     whole ? values({2, 5, 4}, 1) : change(values({2, 5, 4}, 2)));
+    });
+  };
+  return read_diagnosis(body(true), body(false));
+}
+
+TEST(ReadCauses, ValuesOfAnotherTensorAreTold) {
+  EXPECT_THAT(sibling_is(RecordKind::kActivation, [](const at::Tensor& v) { return v; }),
+              HasSubstr("has the values of attn.v"));
+  EXPECT_THAT(sibling_is(RecordKind::kActivationGrad, [](const at::Tensor& v) { return v; }),
+              HasSubstr("equals the gradient at attn.v"));
+  for (const RecordKind kind : {RecordKind::kActivation, RecordKind::kActivationGrad}) {
+    EXPECT_THAT(sibling_is(kind,
+                           [](at::Tensor v) {
+                             v.view({-1}).select(0, 7).fill_(0.3);
+                             return v;
+                           }),
+                Not(HasSubstr("attn.v")))
+        << "one element is nobody's";
+  }
+}
+
 /// The output of a module with weight [5, 4], in a model where a parameter of 3 rows comes first,
 /// off by `error` [4, 3, 5].
 Body after_gather(bool whole, const at::Tensor& error) {
@@ -184,6 +302,34 @@ TEST(ReadCauses, AGradientWithAnotherOnesValuesIsTold) {
   EXPECT_THAT(read_diagnosis(right, gradients(partly)),
               HasSubstr("wrong values equal values of b (from element 28 on)"));
   EXPECT_THAT(read_diagnosis(right, gradients(values({6, 4}, 5))), Not(HasSubstr("equal values")));
+}
+
+/// Two parameters after a step, of which one holds `values_of_a`.
+std::string after_step_is(const at::Tensor& values_of_a, bool is_norm = false) {
+  const at::Tensor b = is_norm ? at::ones({8, 5}) : values({8, 5}, 2);
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int) {
+      for (const bool is_after : {false, true}) {
+        const double moved = is_after ? 0.01 : 0;
+        sink.on_record(
+            site(RecordKind::kParam, "a", layout_of({6, 4})),
+            whole || !is_after ? values({6, 4}, 1) + moved * values({6, 4}, 4) : values_of_a);
+        sink.on_record(site(RecordKind::kParam, "b", layout_of({8, 5})),
+                       b + moved * (is_norm ? at::zeros({8, 5}) : values({8, 5}, 5)));
+      }
+    });
+  };
+  return read_diagnosis(body(true), body(false));
+}
+
+TEST(ReadCauses, AParameterWithAnotherOnesValuesAfterAStepIsTold) {
+  const at::Tensor b = (values({8, 5}, 2) + 0.01 * values({8, 5}, 5)).view({-1});
+
+  EXPECT_THAT(after_step_is(b.narrow(0, 7, 24).view({6, 4})),
+              HasSubstr("wrong values equal values of b (from element 7 on)"));
+  EXPECT_THAT(after_step_is(values({6, 4}, 9)), Not(HasSubstr("equal values")));
+  EXPECT_THAT(after_step_is(at::ones({6, 4}), /*is_norm=*/true), Not(HasSubstr("equal values")))
+      << "ones stand in many places";
 }
 
 }  // namespace

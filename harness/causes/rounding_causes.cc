@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -180,7 +181,59 @@ std::string rounded_summands(const Evidence& e, const std::vector<const View*>& 
   return "";
 }
 
+/// Whether some sum in fp32 gives `one` when it is divided, and `other` when it is multiplied with
+/// the rounded reciprocal.
+bool is_of_one_sum(float one, float other, int ranks) {
+  constexpr int kStepsTried = 3;
+  const auto n = static_cast<float>(ranks);
+  const float reciprocal = 1 / n;
+  float sum = one * n;
+  for (int i = 0; i < kStepsTried; ++i) sum = std::nextafterf(sum, -INFINITY);
+  for (int i = 0; i <= 2 * kStepsTried; ++i, sum = std::nextafterf(sum, INFINITY)) {
+    if (sum / n == one && sum * reciprocal == other) return true;
+  }
+  return false;
+}
+
 }  // namespace
+
+std::string cause_reciprocal(const Evidence& e) {
+  const std::vector<const View*> bad = e.bad_views();
+  if (bad.empty() || e.wanted.dtype != Dtype::kFloat32 ||
+      e.held_by(bad.front()->rank)->record->dtype != Dtype::kFloat32)
+    return "";
+  for (const AxisDegree& axis : e.actual.mesh.axes()) {
+    const bool is_averaged = axis.axis == Axis::kDp || axis.axis == Axis::kDpReplicate;
+    // the reciprocal of a power of 2 is not rounded
+    if (!is_averaged || (axis.degree & (axis.degree - 1)) == 0) continue;
+    for (const bool multiplies : {true, false}) {
+      std::int64_t all = 0, differing = 0;
+      std::set<std::pair<Shape, Shape>> boxes;
+      const bool fits = std::ranges::all_of(bad, [&](const View* view) {
+        const Values seen = view->actual.contiguous(), right = view->expected.contiguous();
+        const bool is_copy = !boxes.emplace(view->box.global_offset, view->box.size).second;
+        for (std::size_t i = 0; i < seen.flat().size(); ++i) {
+          const auto own = static_cast<float>(seen.flat()[i]),
+                     wanted = static_cast<float>(right.flat()[i]);
+          if (!(multiplies ? is_of_one_sum(wanted, own, axis.degree)
+                           : is_of_one_sum(own, wanted, axis.degree)))
+            return false;
+          if (is_copy) continue;
+          ++all;
+          if (own != wanted) ++differing;
+        }
+        return true;
+      });
+      if (!fits || differing < kLeastElements) continue;
+      return fmt::format(
+          "{} {} = {}: each of {} values, {} of which differ, is what that makes of one sum{}",
+          multiplies ? "multiplied with the rounded reciprocal in place of divided by"
+                     : "divided in place of multiplied with the rounded reciprocal of",
+          axis.degree, name_of(axis.axis), all, differing, e.on_bad_ranks());
+    }
+  }
+  return "";
+}
 
 /// Sums of micro-batches that each rank holds of its own samples. What they should be is known of
 /// their sum alone, but sums in a wide dtype have more bits than what was added.
@@ -200,6 +253,9 @@ std::string cause_rounded_sums(const Evidence& e) {
   if (held.all < kLeastElements) return "";
   for (const auto& [bits, name] : kCoarse) {
     if (bits >= own_bits || held.share(bits) < 1) continue;
+    // a single gradient in a wide dtype has few bits, too: then others are missing
+    const double most = std::ldexp(8, -bits);
+    if (!(e.result.comparison.stats.relative_error() <= most)) continue;
     return fmt::format(
         "rounded to {}: all {} values that ranks hold after micro-batch {} have at most {} "
         "significant bits",

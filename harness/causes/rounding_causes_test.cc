@@ -100,6 +100,10 @@ TEST(ClassCauses, SumsOfMicroBatchesThatAreRoundedAreTold) {
                 "at most 8 significant bits"));
   EXPECT_THAT(own_sums_are([](const at::Tensor& own) { return own * 1.001; }),
               Not(HasSubstr("rounded")));
+  EXPECT_THAT(own_sums_are(
+                  [](const at::Tensor& own) { return 0.5 * own.to(at::kBFloat16).to(at::kFloat); }),
+              Not(HasSubstr("rounded")))
+      << "few bits, as one of two gradients has, but far from the right sum";
   EXPECT_THAT(own_sums_are([](const at::Tensor& own) {
                 at::Tensor all_but_one = own.to(at::kBFloat16).to(at::kFloat);
                 set_first(all_but_one, 0.123456);
@@ -175,6 +179,45 @@ TEST(ClassCauses, SummandsRoundedBeforeTheirMeanAreTold) {
                                }),
               Not(HasSubstr("rounded")))
       << "noise of that size with all its bits";
+}
+
+/// A mean of sums [16, 12] over three dp ranks, as `mean` makes it.
+std::string mean_of_three_is(const std::function<at::Tensor(at::Tensor sum)>& mean) {
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int) {
+      const at::Tensor sum = values({16, 12}, 1);
+      sink.on_record(site(RecordKind::kGrad, "m.w", layout_of({16, 12})),
+                     whole ? sum / 3 : mean(sum));
+    });
+  };
+  const Reference right = synthetic::reference(body(true));
+  JudgePolicy policy;
+  policy.level = Level::kExact;
+  const Verdict verdict =
+      judge(right, synthetic::run(MeshShape({{Axis::kDp, 3}}), &right, body(false)), policy);
+  EXPECT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
+  return verdict.findings.empty() ? "no finding" : verdict.findings[0].diagnosis;
+}
+
+TEST(ClassCauses, AReciprocalInPlaceOfADivisionIsTold) {
+  const at::Tensor third = at::full({}, 1.0F / 3.0F, at::kFloat);
+  const std::string words =
+      "multiplied with the rounded reciprocal in place of divided by 3 = dp: each of 192 values";
+
+  EXPECT_THAT(mean_of_three_is([&](const at::Tensor& sum) { return sum * third; }),
+              HasSubstr(words));
+  EXPECT_THAT(mean_of_three_is([&](const at::Tensor& sum) {
+                const at::Tensor up = (values({16, 12}, 5) > 0).to(at::kFloat);
+                return sum / 3 * (1 + 1.2e-7F * up);
+              }),
+              Not(HasSubstr("reciprocal")))
+      << "last bits that no sum gives";
+  EXPECT_THAT(mean_of_three_is([&](const at::Tensor& sum) {
+                at::Tensor all_but_one = sum * third;
+                set_first(all_but_one, 0.3);
+                return all_but_one;
+              }),
+              Not(HasSubstr("reciprocal")));
 }
 
 }  // namespace

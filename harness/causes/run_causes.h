@@ -50,6 +50,8 @@ namespace isoshard::detail {
 [[nodiscard]] std::string cause_own_queries(const Evidence& e);
 /// The core of attention over the keys of cp ranks that come together in another order.
 [[nodiscard]] std::string cause_in_key_order(const Evidence& e);
+/// The core of attention whose causal mask lets each query see a token more or less, or all.
+[[nodiscard]] std::string cause_in_causal_mask(const Evidence& e);
 /// The output of an attention: its scores are a multiple of the right ones. It is computed again
 /// from the reference's queries, keys and values, where these are small.
 [[nodiscard]] std::string cause_in_scores(const Evidence& e);
@@ -57,10 +59,12 @@ namespace isoshard::detail {
 [[nodiscard]] std::string cause_in_rank_means(const Evidence& e);
 /// A mask: ranks draw the same bits for different places.
 [[nodiscard]] std::string cause_in_masks(const Evidence& e);
-/// A module's output: it read its parameters as an earlier step left them, or the first elements of
-/// one hold what pads its predecessor.
+/// A module's output: it read its parameters as an earlier step left them, or those of another
+/// module, or the first elements of one hold what pads its predecessor.
 [[nodiscard]] std::string cause_in_weights_read(const Evidence& e);
-/// A gradient that holds values of another one.
+/// The values of another tensor of the same kind, step and micro-batch.
+[[nodiscard]] std::string cause_other_tensor(const Evidence& e);
+/// A gradient, or a parameter after its step, that holds values of another one.
 [[nodiscard]] std::string cause_in_other_gradients(const Evidence& e);
 /// Weights as read, bit by bit: the shard of another rank, or the share of several parts that were
 /// cut as one.

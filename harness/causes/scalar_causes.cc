@@ -203,6 +203,50 @@ std::string norm_of_other_squares(const Evidence& e, double actual) {
   return "";
 }
 
+/// A norm that is made of other numbers than the squares of all gradients.
+std::string norm_of_another_kind(const Evidence& e, double actual) {
+  constexpr double kNear = 1e-4;
+  const double expected = e.whole.item();
+  double largest = 0;
+  for (const Record& wanted : e.reference.trace().ranks.at(0).records) {
+    if (stage_of(wanted.key) != Stage::kParameterGrad || is_gradient_besides(wanted.key) ||
+        wanted.key.step != e.wanted.key.step)
+      continue;
+    const Values own = e.reference_value(wanted.key) / wanted.grad_scale;
+    if (own.numel() > 0) largest = std::max({largest, own.max(), -own.min()});
+  }
+  if (is_near(actual, largest, kNear))
+    return "the largest element of all gradients, not their norm";
+  if (is_near(actual, expected * expected, kNear) && !is_near(expected, 1, 0.01))
+    return "the square of the norm: the root is missing";
+  double of_ranks = 0;
+  for (const RankTrace& rank : e.actual.ranks) {
+    double squares = 0;
+    for (const Record& record : rank.records) {
+      if (stage_of(record.key) != Stage::kParameterGrad || is_gradient_besides(record.key) ||
+          record.key.step != e.wanted.key.step)
+        continue;
+      for (const PartStats& part : record.parts) squares += part.stats.sum_sq_actual;
+    }
+    of_ranks += std::sqrt(squares);
+  }
+  if (is_near(actual, of_ranks, kNear))
+    return fmt::format(
+        "too large; the norms of the {} ranks' own parts are added, not their squares",
+        e.actual.ranks.size());
+  for (const AxisDegree& axis : e.actual.mesh.axes()) {
+    if (axis.degree == 1) continue;
+    const Squares squares = squares_along(e, axis.axis);
+    double sum = 0;
+    for (const double split : squares.split) sum += std::sqrt(split + squares.replicated);
+    if (is_near(actual, sum, kNear))
+      return fmt::format(
+          "too large; the norms of the {} {} ranks' own parts are added, not their squares",
+          axis.degree, name_of(axis.axis));
+  }
+  return "";
+}
+
 /// Copies that differ along an axis and whose squares add up to the reference's, or to those of the
 /// run's own gradients, which in 16 bits are not so near the reference's.
 std::string squares_add_up(const Evidence& e, const View& bad) {
@@ -331,6 +375,19 @@ std::string other_token_count(const Evidence& e, double factor) {
   return fmt::format("divided by {:g} tokens, where {:g} count{}", used, right, rounded);
 }
 
+/// A learning rate that another step near by has, and the steps between have not.
+std::string rate_of_another_step(const Evidence& e, double actual) {
+  constexpr double kNear = 1e-9;  // of numbers that one rule makes
+  for (const int away : {-1, 1, -2, 2}) {
+    const RecordKey key{e.wanted.key.step + away, RecordKind::kScalar, e.wanted.key.name, 0};
+    if (e.reference.find(key) == nullptr) continue;
+    const double other = e.reference_value(key).item();
+    if (other == e.whole.item() || std::fabs(actual - other) > kNear * std::fabs(other)) continue;
+    return fmt::format("the learning rate of step {}{}", key.step, e.on_bad_ranks());
+  }
+  return "";
+}
+
 /// Of a number that ranks hold summands of: the sum is a multiple of the right one.
 std::string factor_of_summands(const Evidence& e) {
   const Stats& stats = e.result.comparison.stats;
@@ -384,11 +441,14 @@ std::string cause_in_scalars(const Evidence& e) {
     if (std::string text = squares_add_up(e, *bad); !text.empty()) return text;
     if (std::string text = norm_of_other_squares(e, actual); !text.empty()) return text;
     if (std::string text = cause_norm_squares(e); !text.empty()) return text;
+    if (std::string text = norm_of_another_kind(e, actual); !text.empty()) return text;
   }
   if (const auto formula = expected != 0 ? e.formula_of(actual / expected, 1e-3) : std::nullopt)
     return "scale " + *formula;
-  if (e.wanted.key.name == "learning_rate" && expected != 0)
-    return e.scale_words(actual / expected);
+  if (e.wanted.key.name == "learning_rate") {
+    if (std::string text = rate_of_another_step(e, actual); !text.empty()) return text;
+    if (expected != 0) return e.scale_words(actual / expected);
+  }
   if (std::string text = expected == 0 ? "" : other_token_count(e, actual / expected);
       !text.empty())
     return text;

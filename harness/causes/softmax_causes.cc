@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// What goes wrong inside of a cross entropy whose vocabulary tp ranks share out: which columns
-/// smoothing counts, what is rounded before ranks add it, which tokens have a gradient.
+/// smoothing counts, what ranks take off or round before they add it, targets that no rank finds.
 ///
 /// Losses are few numbers, and many bugs move them by about as much. A smoothing over more columns
 /// moves them by a part of the loss that the logits give to many digits. What is rounded moves the
@@ -224,6 +224,108 @@ std::vector<std::size_t> borders_of_columns(const Evidence& e, const RecordKey& 
   return {borders.begin(), borders.end()};
 }
 
+/// What a token loses in a way that ranks may share its columns out by mistake. `borders` are those
+/// of the columns; `share` of the loss is the mean over all columns.
+using LossOfToken = double (*)(std::span<const double> logits, std::size_t target,
+                               const std::vector<std::size_t>& borders, double share);
+
+double loss_of(double log_sum, double target, double mean, double share) {
+  return (log_sum - target) * (1 - share) + (log_sum - mean) * share;
+}
+
+double mean_of(std::span<const double> logits) {
+  double sum = 0;
+  for (const double logit : logits) sum += logit;
+  return sum / static_cast<double>(logits.size());
+}
+
+double log_sum_of(std::span<const double> logits) {
+  const double largest = *std::ranges::max_element(logits);
+  double sum = 0;
+  for (const double logit : logits) sum += std::exp(logit - largest);
+  return largest + std::log(sum);
+}
+
+double right_loss(std::span<const double> logits, std::size_t target,
+                  const std::vector<std::size_t>& /*borders*/, double share) {
+  return loss_of(log_sum_of(logits), logits[target], mean_of(logits), share);
+}
+
+double loss_with_own_maxima(std::span<const double> logits, std::size_t target,
+                            const std::vector<std::size_t>& borders, double share) {
+  double sum = 0, shifted = 0, of_target = 0;
+  for (std::size_t p = 0; p + 1 < borders.size(); ++p) {
+    const auto own = logits.subspan(borders[p], borders[p + 1] - borders[p]);
+    const double largest = *std::ranges::max_element(own);
+    for (const double logit : own) {
+      sum += std::exp(logit - largest);
+      shifted += logit - largest;
+    }
+    if (borders[p] <= target && target < borders[p + 1]) of_target = logits[target] - largest;
+  }
+  return loss_of(std::log(sum), of_target, shifted / static_cast<double>(logits.size()), share);
+}
+
+/// A target that no rank finds counts as the largest logit, which is taken off everywhere.
+double loss_without(bool is_lost, std::span<const double> logits, std::size_t target,
+                    double share) {
+  const double of_target = is_lost ? *std::ranges::max_element(logits) : logits[target];
+  return loss_of(log_sum_of(logits), of_target, mean_of(logits), share);
+}
+
+double loss_without_first(std::span<const double> logits, std::size_t target,
+                          const std::vector<std::size_t>& borders, double share) {
+  const bool is_lost = std::find(borders.begin() + 1, borders.end(), target) != borders.end();
+  return loss_without(is_lost, logits, target, share);
+}
+
+double loss_without_last(std::span<const double> logits, std::size_t target,
+                         const std::vector<std::size_t>& borders, double share) {
+  const bool is_lost = std::find(borders.begin() + 1, borders.end(), target + 1) != borders.end();
+  return loss_without(is_lost, logits, target, share);
+}
+
+struct SplitLoss {
+  LossOfToken loss;
+  const char* words;
+};
+constexpr SplitLoss kSplitLosses[] = {
+    {loss_with_own_maxima,
+     "each tp rank takes the largest logit of its own columns off before sums of exponentials are "
+     "added, not the largest of all"},
+    {loss_without_first, "targets in the first column of a tp rank's part are found by no rank"},
+    {loss_without_last, "targets in the last column of a tp rank's part are found by no rank"}};
+
+/// What each run of samples should lose, and what it would lose by mistake.
+struct RunOfLosses {
+  double count = 0, right = 0;
+  std::vector<double> wrong = std::vector<double>(std::size(kSplitLosses), 0);
+};
+
+std::vector<RunOfLosses> runs_of_losses(const Evidence& e, double share) {
+  std::vector<RunOfLosses> runs(static_cast<std::size_t>(e.whole.numel()));
+  const auto n = static_cast<std::int64_t>(runs.size());
+  for (const Record* const record : labels_of_step(e)) {
+    const Record* const head = logits_beside(e, *record);
+    if (head == nullptr) return {};
+    const Values rows = e.reference_value(head->key).rows().contiguous(),
+                 labels = e.reference_value(record->key);
+    const auto width = static_cast<std::size_t>(rows.size(1));
+    const std::vector<std::size_t> borders = borders_of_columns(e, head->key, width);
+    if (labels.size(0) % n != 0 || borders.size() < 3) return {};
+    for (const Target& target : targets_in(labels, rows.size(1))) {
+      RunOfLosses& run = runs[static_cast<std::size_t>(target.sample / (labels.size(0) / n))];
+      const auto own = rows.flat().subspan(static_cast<std::size_t>(target.row) * width, width);
+      const auto column = static_cast<std::size_t>(target.column);
+      run.count += 1;
+      run.right += right_loss(own, column, borders, share);
+      for (std::size_t i = 0; i < run.wrong.size(); ++i)
+        run.wrong[i] += kSplitLosses[i].loss(own, column, borders, share);
+    }
+  }
+  return runs;
+}
+
 /// What a sum of exponentials is, as the parts of ranks give it.
 using SumOfParts = double (*)(const std::vector<double>& parts, int bits);
 struct RoundedSum {
@@ -356,39 +458,35 @@ std::string cause_rounded_exponentials(const Evidence& e) {
   return rows.empty() ? "" : rounded_exponentials(e, head->key, rows);
 }
 
-std::string cause_uncounted_tokens(const Evidence& e) {
-  constexpr std::int64_t kLeastRight = 8;
-  const std::vector<const Record*> all = labels_of_step(e);
-  const auto labels = std::ranges::find_if(
-      all, [&](const Record* record) { return record->key.call == e.wanted.key.call; });
-  const Record* const head = labels == all.end() ? nullptr : logits_beside(e, **labels);
-  const std::vector<const View*> bad = e.bad_views();
-  if (bad.empty() || head == nullptr || head->key.name != e.wanted.key.name || e.whole.dim() != 3)
+std::string cause_in_split_loss(const Evidence& e) {
+  constexpr double kLeast = 1e-4, kNear = 1e-3;  // of the loss, and of what it is off by
+  const View* const bad =
+      e.views.empty() || !e.wanted.key.name.starts_with("loss") ? nullptr : e.first_bad_view();
+  if (bad == nullptr || e.wanted.key.kind != RecordKind::kScalar ||
+      e.actual.mesh.degree(Axis::kTp) == 1)
     return "";
-  const Values own = e.reference_value((*labels)->key);
-  std::set<std::int64_t> with_target;
-  for (const Target& target : targets_in(own, e.whole.size(2))) with_target.insert(target.row);
-  const double near = 4 * std::min(e.tolerance(), 0.02);
-  std::set<std::int64_t> wrong, right;
-  for (const View* const view : bad) {
-    const Values seen = view->actual.rows(), wanted = view->expected.rows();
-    for (std::int64_t row = 0; row < seen.size(0); ++row) {
-      const std::int64_t tokens = view->box.size[1],
-                         place = (view->box.global_offset[0] + row / tokens) * e.whole.size(1) +
-                                 view->box.global_offset[1] + row % tokens;
-      const Values mine = seen.narrow(0, row, 1), theirs = wanted.narrow(0, row, 1);
-      const bool has_target = with_target.contains(place);
-      if (has_target && distance(mine, theirs) > near * norm_of(theirs)) return "";
-      if (has_target) right.insert(place);
-      if (!has_target && norm_of(theirs) == 0 && norm_of(mine) != 0) wrong.insert(place);
+  const std::vector<RunOfTokens> tokens = runs_of_tokens(e, 1);
+  const double share = tokens.empty() ? 0 : share_of_mean(e, tokens).value_or(0);  // no smoothing
+  const std::vector<RunOfLosses> runs = runs_of_losses(e, share);
+  if (runs.empty()) return "";
+  const auto first = bad->box.global_offset.empty()
+                         ? std::size_t{0}
+                         : static_cast<std::size_t>(bad->box.global_offset[0]);
+  const Values seen = bad->actual.flattened(), wanted = bad->expected.flattened();
+  for (std::size_t way = 0; way < std::size(kSplitLosses); ++way) {
+    bool fits = true, is_off = false;
+    for (std::size_t i = 0; fits && i < seen.flat().size(); ++i) {
+      const RunOfLosses& run = runs.at(first + i);
+      const double right = wanted.flat()[i], off = seen.flat()[i] - right;
+      fits = run.count > 0 && is_near(run.right / run.count, right, kLeast);
+      const double made = (run.wrong[way] - run.right) / run.count;
+      const bool is_clear = std::fabs(made) > kLeast * std::fabs(right);
+      is_off = is_off || is_clear;
+      fits = fits && std::fabs(off - made) <= kNear * std::fabs(made) + 1e-6 * std::fabs(right);
     }
+    if (fits && is_off) return kSplitLosses[way].words;
   }
-  if (wrong.empty() || std::ssize(right) < kLeastRight) return "";
-  return fmt::format(
-      "{} token{} without a target {} a gradient at the logits and should have none, the others "
-      "are right{}",
-      wrong.size(), wrong.size() == 1 ? "" : "s", wrong.size() == 1 ? "has" : "have",
-      e.on_bad_ranks());
+  return "";
 }
 
 }  // namespace isoshard::detail

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "harness/testing/diagnosed_run.h"
 #include "harness/testing/synthetic.h"
@@ -175,6 +176,74 @@ TEST(SoftmaxCauses, SumsOfExponentialsThatAreRoundedAreTold) {
                        }),
               Not(HasSubstr("rounded")))
       << "one token is off in another way";
+}
+
+/// The loss as `per_token` makes it of the logits of tokens with a target and of their targets.
+std::string loss_is(
+    const std::function<at::Tensor(at::Tensor logits, at::Tensor targets)>& per_token,
+    double smoothing = 0) {
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int rank) {
+      const at::Tensor rows = rows_with_target(logits_of_all()), targets = targets_of_all();
+      const at::Tensor right = rows.logsumexp(2) - rows.gather(2, targets.unsqueeze(2)).squeeze(2),
+                       all = rows.logsumexp(2) - rows.mean(2);
+      sink.on_record(site(RecordKind::kDataId, "labels", layout_of({kSamples, kLength})),
+                     labels_of_all());
+      record_columns(sink, RecordKind::kActivation, logits_of_all(), rank % kTp, whole);
+      const at::Tensor own =
+          whole ? right * (1 - smoothing) + all * smoothing : per_token(rows, targets);
+      sink.on_record(site(RecordKind::kScalar, "loss", layout_of({1})), own.mean().reshape({1}));
+    });
+  };
+  return diagnosis_of(body(true), body(false));
+}
+
+/// Each rank's columns, from which their own largest logit is taken off, and what that gives.
+at::Tensor with_own_maxima(const at::Tensor& rows, const at::Tensor& targets, double smoothing) {
+  at::Tensor shifted = rows.clone();
+  for (std::int64_t begin = 0; begin < kColumns; begin += kOwnColumns) {
+    const at::Tensor own = shifted.narrow(2, begin, std::min(kOwnColumns, kColumns - begin));
+    own.sub_(own.amax(2, true));
+  }
+  const at::Tensor log_sum = shifted.exp().sum(2).log();
+  return (log_sum - shifted.gather(2, targets.unsqueeze(2)).squeeze(2)) * (1 - smoothing) +
+         (log_sum - shifted.mean(2)) * smoothing;
+}
+
+TEST(SoftmaxCauses, LargestLogitsOfEachRanksOwnColumnsAreTold) {
+  const std::string words = "each tp rank takes the largest logit of its own columns off";
+
+  EXPECT_THAT(loss_is([](auto rows, auto targets) { return with_own_maxima(rows, targets, 0); }),
+              HasSubstr(words));
+  EXPECT_THAT(
+      loss_is([](auto rows, auto targets) { return with_own_maxima(rows, targets, kSmoothing); },
+              kSmoothing),
+      HasSubstr(words));
+  EXPECT_THAT(
+      loss_is([](auto rows, auto targets) { return with_own_maxima(rows, targets, 0) * 1.01; }),
+      Not(HasSubstr(words)));
+}
+
+/// Targets in the columns are lost: their logit counts as the largest one.
+at::Tensor without_targets(const at::Tensor& rows, const at::Tensor& targets,
+                           const std::vector<std::int64_t>& columns) {
+  at::Tensor found = rows.gather(2, targets.unsqueeze(2)).squeeze(2);
+  for (const std::int64_t column : columns)
+    found = at::where(targets == column, rows.amax(2), found);
+  return rows.logsumexp(2) - found;
+}
+
+TEST(SoftmaxCauses, TargetsThatNoRankFindsAreTold) {
+  const auto lost = [](const std::vector<std::int64_t>& columns) {
+    return loss_is(
+        [=](auto rows, auto targets) { return without_targets(rows, targets, columns); });
+  };
+
+  EXPECT_THAT(lost({6, 12}),
+              HasSubstr("targets in the first column of a tp rank's part are found by no rank"));
+  EXPECT_THAT(lost({5, 11, 16}),
+              HasSubstr("targets in the last column of a tp rank's part are found by no rank"));
+  EXPECT_THAT(lost({7, 13}), Not(HasSubstr("found by no rank")));
 }
 
 TEST(SoftmaxCauses, GradientsOfTokensWithoutATargetAreTold) {

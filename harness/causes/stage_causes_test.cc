@@ -110,6 +110,60 @@ TEST(ScoreCauses, AMultipleOfTheScoresIsNamed) {
               Not(HasSubstr("scores")));
 }
 
+TEST(ScoreCauses, ARootOfADegreeIsNamed) {
+  const MeshShape three({{Axis::kTp, 3}});
+  const at::Tensor q = values({2, 4, 6, 8}, 1), k = values({2, 4, 6, 8}, 2),
+                   v = values({2, 4, 6, 8}, 3);
+  const auto told = [&](double factor) {
+    const auto body = [&](double own) {
+      return whole({{"attn.q_rope", q},
+                    {"attn.k_rope", k},
+                    {"attn.v_proj", v.transpose(1, 2).contiguous().flatten(2)},
+                    {"attn.core", attended(q, k, v, own)}});
+    };
+    return diagnosis_on(three, body(1), body(factor));
+  };
+
+  EXPECT_THAT(told(std::sqrt(3.0)), HasSubstr("attention scores scale 1.732 = sqrt(tp);"));
+  EXPECT_THAT(told(1.7), Not(HasSubstr("sqrt")));
+}
+
+// As `attended`, but a query sees `ahead` tokens behind its own; a blind one sees all alike.
+at::Tensor attended_ahead(const at::Tensor& q, const at::Tensor& k, const at::Tensor& v,
+                          std::int64_t ahead) {
+  const at::Tensor scores = at::matmul(q, k.transpose(2, 3)) / std::sqrt(q.size(3));
+  const at::Tensor hidden =
+      at::ones({q.size(2), q.size(2)}, q.options().dtype(at::kBool)).triu(1 + ahead);
+  return at::matmul(at::softmax(scores.masked_fill(hidden, -1e30), -1), v)
+      .transpose(1, 2)
+      .contiguous()
+      .flatten(2);
+}
+
+TEST(ScoreCauses, ACausalMaskThatIsOffIsTold) {
+  const MeshShape two({{Axis::kCp, 2}});
+  const at::Tensor q = values({2, 2, 8, 8}, 1), k = values({2, 2, 8, 8}, 2),
+                   v = values({2, 2, 8, 8}, 3);
+  const auto told = [&](const at::Tensor& core) {
+    const auto body = [&](const at::Tensor& own) {
+      return whole({{"attn.q_rope", q},
+                    {"attn.k_rope", k},
+                    {"attn.v_proj", v.transpose(1, 2).contiguous().flatten(2)},
+                    {"attn.core", own}});
+    };
+    return diagnosis_on(two, body(attended(q, k, v, 1)), body(core));
+  };
+
+  EXPECT_THAT(told(attended_ahead(q, k, v, 1)),
+              HasSubstr("the causal mask is off: each query sees the token after its own, too"));
+  EXPECT_THAT(told(attended_ahead(q, k, v, -1)), HasSubstr("no query sees its own token"));
+  EXPECT_THAT(told(attended_ahead(q, k, v, 7)), HasSubstr("each query sees all tokens"));
+  EXPECT_THAT(told(attended_ahead(q, k, v, 3)), Not(HasSubstr("mask")));
+  EXPECT_THAT(told(attended_ahead(q, k, v, 1).index_fill(2, at::zeros({1}, at::kLong), 0.25)),
+              Not(HasSubstr("mask")))
+      << "one feature of all tokens is something else";
+}
+
 TEST(ScoreCauses, KeysOfRanksInAnotherOrderAreNamed) {
   const MeshShape two({{Axis::kCp, 2}});
   const at::Tensor q = values({2, 2, 8, 8}, 1), k = values({2, 2, 8, 8}, 2),

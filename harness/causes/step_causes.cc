@@ -199,23 +199,57 @@ double rate_of(const Evidence& e) {
   return e.options.step_rule.has_value() ? e.options.step_rule->learning_rate : 0;
 }
 
-}  // namespace
+/// Which rate the decay has that was applied, if it is not the step's own: that of another step, or
+/// the one that schedules start from, or none. Empty if it is left out or applied twice.
+std::string other_rate_of_decay(const Evidence& e, double rate, double applied) {
+  constexpr double kNear = 1e-3;
+  const double decay = e.options.step_rule->weight_decay, base = e.options.step_rule->learning_rate;
+  const double used = applied / decay;
+  if (is_near(used, 2 * rate, 0.02) || std::fabs(used) <= 0.02 * std::max(rate, 1e-9)) return "";
+  const std::string words = fmt::format("weight decay {:.3g} is applied with ", decay);
+  if (is_near(used, base, kNear))
+    return fmt::format("{}the learning rate {:.3g} of the settings, where the schedule has {:.3g}",
+                       words, base, rate);
+  for (int step = 0; step <= e.wanted.key.step + 1; ++step) {
+    const RecordKey key{step, RecordKind::kScalar, "learning_rate", 0};
+    if (step == e.wanted.key.step || e.reference.find(key) == nullptr) continue;
+    if (is_near(used, e.reference_value(key).item(), kNear))
+      return fmt::format("{}the learning rate of step {}, {:.3g}, where that of the step is {:.3g}",
+                         words, step, used, rate);
+  }
+  return is_near(used, 1, kNear) ? words + "no learning rate" : "";
+}
 
-std::string cause_not_updated(const Evidence& e) {
-  if (e.wanted.key.kind != RecordKind::kParam ||
-      stage_of(e.wanted.key) != Stage::kParameterAfterStep)
-    return "";
-  const RecordKey before = record_before(e.wanted.key);
+/// Whether each wrong rank holds the bytes of its own earlier record.
+bool is_bitwise_as(const Evidence& e, const RecordKey& before) {
   for (const int rank : e.bad_ranks()) {
     const Held* h = e.held_by(rank);
     const Record* old = h == nullptr ? nullptr : h->rank->find(before);
     if (old == nullptr || old->parts.empty() || old->parts.size() != h->record->parts.size())
-      return "";
+      return false;
     for (std::size_t i = 0; i < old->parts.size(); ++i) {
-      if (old->parts[i].digest != h->record->parts[i].digest) return "";
+      if (old->parts[i].digest != h->record->parts[i].digest) return false;
     }
   }
+  return true;
+}
+
+}  // namespace
+
+std::string cause_not_updated(const Evidence& e) {
+  if (e.wanted.key.kind != RecordKind::kParam ||
+      stage_of(e.wanted.key) != Stage::kParameterAfterStep ||
+      !is_bitwise_as(e, record_before(e.wanted.key)))
+    return "";
   return "not updated (bitwise as before)" + e.on_bad_ranks() + only_owner_of(e);
+}
+
+std::string cause_state_as_before(const Evidence& e) {
+  RecordKey before = e.wanted.key;
+  --before.step;
+  if (e.wanted.key.kind != RecordKind::kOptimizer || before.step < 0 || !is_bitwise_as(e, before))
+    return "";
+  return "not updated (bitwise as before)" + e.on_bad_ranks();
 }
 
 std::string cause_part_not_updated(const Evidence& e) {
@@ -240,7 +274,7 @@ std::string cause_part_not_updated(const Evidence& e) {
 
 std::string cause_weight_decay(const Evidence& e) {
   const double rate = rate_of(e);
-  if (!is_stepped(e.wanted.key) || !e.options.step_rule.has_value() || rate == 0 ||
+  if (!is_stepped(e.wanted.key) || !e.options.step_rule.has_value() ||
       e.options.step_rule->weight_decay == 0)
     return "";
   const RecordKey key = before_step(e.wanted.key);
@@ -258,8 +292,12 @@ std::string cause_weight_decay(const Evidence& e) {
     if (!found.has_value() || (common.has_value() && !is_near(*found, *common, 0.02))) return "";
     common = found;
   }
+  if (is_near(decay - *common, decay, 0.02)) return "";
+  if (const std::string rate_words = other_rate_of_decay(e, rate, decay - *common);
+      !rate_words.empty())
+    return rate_words + e.on_bad_ranks();
+  if (decay == 0) return "";
   const double times = 1 - *common / decay;  // how often it was applied
-  if (is_near(times, 1, 0.02)) return "";
   const std::string often = std::fabs(times) < 0.02   ? "left out"
                             : is_near(times, 2, 0.02) ? "applied twice"
                                                       : fmt::format("applied {:.3g} times", times);

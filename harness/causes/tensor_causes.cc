@@ -304,6 +304,9 @@ std::string cause_in_update(const Evidence& e) {
   }
   if (!common.has_value()) return "";
   std::string scale = "update " + e.scale_words(*common);
+  // a factor that is no number of the run may be that of a bias correction
+  const bool is_formula = scale.find_first_of("=:") != std::string::npos;
+  if (std::string rule = is_formula ? "" : cause_in_rule(e); !rule.empty()) return rule;
   if (const auto step = step_of_rate(e, *common))
     scale = fmt::format("update scale {:.4g}: the learning rate of step {}", *common, *step);
   if (e.result.differing_axes.empty()) return scale;

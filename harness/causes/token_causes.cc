@@ -113,14 +113,18 @@ std::string keys_of_others(const Evidence& e, const std::vector<Run>& runs) {
       e.coordinates_in_words(wrong, Axis::kCp));
 }
 
-/// Where a rank's tokens end and the next one is another rank's: of 2 cp chunks, of which each rank
-/// has one from either end, or of cp.
-std::set<std::int64_t> ends_of_chunks(std::int64_t length, int cp, bool is_head_tail) {
+/// How ranks have the tokens of a sequence: cp chunks in turn, or of 2 cp chunks one from either
+/// end. Of those, both may lose their last token, or the tail alone, where the rank's tokens end.
+enum class Chunks : unsigned char { kHeadAndTail, kTailOnly, kInTurn };
+
+/// Where a rank's tokens end and the next one is another rank's.
+std::set<std::int64_t> ends_of_chunks(std::int64_t length, int cp, Chunks order) {
   std::set<std::int64_t> ends;
-  const int chunks = is_head_tail ? 2 * cp : cp;
+  const int chunks = order == Chunks::kInTurn ? cp : 2 * cp;
   for (int chunk = 0; length % chunks == 0 && chunk + 1 < chunks; ++chunk) {
-    const bool goes_on = is_head_tail && chunk + 1 == cp;
-    if (!goes_on) ends.insert((chunk + 1) * (length / chunks) - 1);
+    const bool goes_on = order != Chunks::kInTurn && chunk + 1 == cp;
+    const bool is_head = order == Chunks::kTailOnly && chunk < cp;
+    if (!goes_on && !is_head) ends.insert((chunk + 1) * (length / chunks) - 1);
   }
   return ends;
 }
@@ -212,7 +216,7 @@ std::string cause_in_targets(const Evidence& e) {
   if (cp == 1 || bad == nullptr || !e.wanted.key.name.starts_with("loss") ||
       e.wanted.key.kind != RecordKind::kScalar)
     return "";
-  for (const bool is_head_tail : {true, false}) {
+  for (const Chunks order : {Chunks::kHeadAndTail, Chunks::kTailOnly, Chunks::kInTurn}) {
     TokenSums sums;
     std::set<std::int64_t> ends;
     sums.all.resize(static_cast<std::size_t>(e.whole.numel()));
@@ -220,7 +224,7 @@ std::string cause_in_targets(const Evidence& e) {
     bool fits = true;
     for (const Record* const labels : labels_of_step(e)) {
       const Record* const logits = logits_beside(e, *labels);
-      ends = ends_of_chunks(labels->layout.global_shape[1], cp, is_head_tail);
+      ends = ends_of_chunks(labels->layout.global_shape[1], cp, order);
       fits = fits && logits != nullptr &&
              add_tokens(sums, e.reference_value(logits->key), e.reference_value(labels->key), ends);
     }
@@ -232,7 +236,7 @@ std::string cause_in_targets(const Evidence& e) {
       fits = count > 0 && sums.ends[first + i] > 0 &&
              is_near(seen.flat()[i], (sums.all[first + i] - sums.ends[first + i]) / count, 1e-4);
     }
-    if (!fits || seen.flat().empty()) continue;
+    if (!fits || seen.flat().empty() || ends.empty()) continue;
     return fmt::format(
         "the tokens {} have no target: the last ones of the parts of cp ranks; shift labels before "
         "the sequence is cut",

@@ -111,6 +111,8 @@ TEST(TokenCauses, TokensWithoutTargetAreNamed) {
               HasSubstr("the tokens 1, 5 have no target"));
   EXPECT_THAT(token_diagnosis(right, recorded({3})), HasSubstr("the tokens 3 have no target"))
       << "of a sequence in two parts";
+  EXPECT_THAT(token_diagnosis(right, recorded({5})), HasSubstr("the tokens 5 have no target"))
+      << "where a rank's last part ends";
   EXPECT_THAT(token_diagnosis(right, recorded({2})), Not(HasSubstr("no target")));
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Rows of a vocabulary: what an embedding reads and what comes back to it, and the gradient of
+/// Rows of a vocabulary: what an embedding reads and what comes back to it; and the gradient of
 /// logits.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "harness/causes/class_causes.h"
+#include "harness/causes/view/targets.h"
 
 namespace isoshard::detail {
 namespace {
@@ -432,6 +433,41 @@ std::string cause_logit_rows(const Evidence& e) {
       "rows of the logits' gradient do not sum to 0 ({} of {} rows, up to {:.2g} of their absolute "
       "sum){}",
       off, told, worst, detail);
+}
+
+std::string cause_uncounted_tokens(const Evidence& e) {
+  constexpr std::int64_t kLeastRight = 8;
+  const std::vector<const Record*> all = labels_of_step(e);
+  const auto labels = std::ranges::find_if(
+      all, [&](const Record* record) { return record->key.call == e.wanted.key.call; });
+  const Record* const head = labels == all.end() ? nullptr : logits_beside(e, **labels);
+  const std::vector<const View*> bad = e.bad_views();
+  if (bad.empty() || head == nullptr || head->key.name != e.wanted.key.name || e.whole.dim() != 3)
+    return "";
+  const Values own = e.reference_value((*labels)->key);
+  std::set<std::int64_t> with_target;
+  for (const Target& target : targets_in(own, e.whole.size(2))) with_target.insert(target.row);
+  const double near = 4 * std::min(e.tolerance(), 0.02);
+  std::set<std::int64_t> wrong, right;
+  for (const View* const view : bad) {
+    const Values seen = view->actual.rows(), wanted = view->expected.rows();
+    for (std::int64_t row = 0; row < seen.size(0); ++row) {
+      const std::int64_t tokens = view->box.size[1],
+                         place = (view->box.global_offset[0] + row / tokens) * e.whole.size(1) +
+                                 view->box.global_offset[1] + row % tokens;
+      const Values mine = seen.narrow(0, row, 1), theirs = wanted.narrow(0, row, 1);
+      const bool has_target = with_target.contains(place);
+      if (has_target && distance(mine, theirs) > near * norm_of(theirs)) return "";
+      if (has_target) right.insert(place);
+      if (!has_target && norm_of(theirs) == 0 && norm_of(mine) != 0) wrong.insert(place);
+    }
+  }
+  if (wrong.empty() || std::ssize(right) < kLeastRight) return "";
+  return fmt::format(
+      "{} token{} without a target {} a gradient at the logits and should have none, the others "
+      "are right{}",
+      wrong.size(), wrong.size() == 1 ? "" : "s", wrong.size() == 1 ? "has" : "have",
+      e.on_bad_ranks());
 }
 
 }  // namespace isoshard::detail

@@ -79,6 +79,55 @@ std::optional<double> explained_factor(const Evidence& e, const Stats& s) {
   return factor;
 }
 
+/// Where the factor of a gradient of queries or keys is a root of a degree or of the head size, by
+/// which scores may be scaled.
+std::string factor_of_scores(const Evidence& e, double factor) {
+  const std::string& name = e.wanted.key.name;
+  if (e.wanted.key.kind != RecordKind::kActivationGrad ||
+      (!name.ends_with(".q_rope") && !name.ends_with(".k_rope")) ||
+      e.wanted.layout.global_shape.size() != 4)
+    return "";
+  const double near = std::clamp(e.tolerance(), 1e-3, 0.01);
+  std::vector<std::pair<std::int64_t, std::string_view>> numbers = {
+      {e.wanted.layout.global_shape[3], "head size"}};
+  // heads are shared out over tp: of axes of one degree it is the likely one
+  const int tp = e.actual.mesh.degree(Axis::kTp);
+  if (tp > 1) numbers.emplace_back(tp, name_of(Axis::kTp));
+  for (const AxisDegree& axis : e.actual.mesh.axes()) {
+    if (axis.degree > 1 && axis.degree != tp) numbers.emplace_back(axis.degree, name_of(axis.axis));
+  }
+  for (const auto& [number, words] : numbers) {
+    const double root = std::sqrt(static_cast<double>(number));
+    const bool is_root = is_near(factor, root, near);
+    if (!is_root && !is_near(factor, 1 / root, near)) continue;
+    return fmt::format(" = {}sqrt({}): are attention scores scaled by it?", is_root ? "" : "1/",
+                       words);
+  }
+  return "";
+}
+
+/// Where the factor is the share of elements that the nearest mask before keeps, or one over it:
+/// dropout that does not divide what is kept, or divides it twice.
+std::string factor_of_dropout(const Evidence& e, double factor) {
+  constexpr double kDeviations = 4;
+  if (e.wanted.key.kind != RecordKind::kActivation || factor <= 0) return "";
+  const Record* mask = nullptr;
+  for (const Record& record : e.reference.trace().ranks.at(0).records) {
+    if (record.key == e.wanted.key) break;
+    if (record.key.kind == RecordKind::kMask && record.key.step == e.wanted.key.step &&
+        record.key.call == e.wanted.key.call)
+      mask = &record;
+  }
+  if (mask == nullptr) return "";
+  const double kept = e.reference_value(mask->key).mean(), seen = std::min(factor, 1 / factor);
+  const double deviation =
+      std::sqrt(kept * (1 - kept) / static_cast<double>(numel_of(mask->layout.global_shape)));
+  if (kept == 1 || std::fabs(seen - kept) > kDeviations * deviation) return "";
+  return fmt::format(", about the share that dropout keeps ({:.3g} of {}){}: what is kept is {}",
+                     kept, mask->key.name, factor < 1 ? "" : " in the denominator",
+                     factor < 1 ? "not divided by it" : "divided by it twice");
+}
+
 }  // namespace
 
 std::string cause_rank_local(const Evidence& e) {
@@ -132,8 +181,10 @@ std::string cause_scale(const Evidence& e) {
   const Stats& s = e.result.comparison.stats;
   const std::vector<int>& ranks = e.bad_ranks();
   if (const auto factor = explained_factor(e, s)) {
-    if (ranks.size() >= e.held.size()) return e.scale_words(*factor);
-    return fmt::format("{} on rank {}", e.scale_words(*factor), fmt::join(ranks, ", "));
+    const std::string words =
+        e.scale_words(*factor) + factor_of_dropout(e, *factor) + factor_of_scores(e, *factor);
+    if (ranks.size() >= e.held.size()) return words;
+    return fmt::format("{} on rank {}", words, fmt::join(ranks, ", "));
   }
   const Held* h = e.held_by(ranks.front());
   if (h == nullptr || e.actual.mesh.world_size() == 1 || h->record->parts.empty()) return "";

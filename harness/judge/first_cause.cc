@@ -139,6 +139,7 @@ class Diagnosis {
       const Finding& first = findings_.front().finding;
       const bool with_first =
           ordered.finding.key.step == first.key.step && ordered.finding.stage == first.stage;
+      if (ordered.result == nullptr) name_unwanted(ordered.finding);
       // the final gradient says more than one between micro-batches
       if (ordered.result == nullptr || final_gradient_of(ordered.finding.key).has_value()) continue;
       const bool is_large = is_large_tensor(ordered.finding.key);
@@ -157,6 +158,13 @@ class Diagnosis {
   bool is_large_tensor(const RecordKey& key) const {
     const Record* record = run_.reference.find(key);
     return record != nullptr && numel_of(record->layout.global_shape) > kLargeTensor;
+  }
+
+  /// Of what was not compared, as the reference has no such record.
+  void name_unwanted(Finding& finding) const {
+    if (run_.reference.find(finding.key) != nullptr) return;
+    const std::string cause = cause_of_unwanted(run_.reference, finding.key);
+    if (!cause.empty()) finding.diagnosis = fmt::format("{}: {}", subject_of(finding.key), cause);
   }
 
   void diagnose_one(OrderedFinding& ordered) {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "harness/trace/parts.h"
+#include "harness/verdict/neighbours.h"
 
 namespace isoshard::detail {
 namespace {
@@ -234,6 +235,24 @@ std::optional<Box> Evidence::place_on(const Held& holder) const {
   return place.has_value() && lies_in(*place, wanted.layout.global_shape) ? place : std::nullopt;
 }
 
+Values Evidence::parameter_read(const std::string& name) const {
+  RecordKey key{wanted.key.step, RecordKind::kParam, name, 0};
+  if (key.step > 0) key = record_before(key);
+  return reference.find(key) == nullptr ? Values() : reference_value(key);
+}
+
+bool Evidence::is_right(const RecordKey& key) const {
+  for (const RankTrace& rank : actual.ranks) {
+    const Record* const record = rank.find(key);
+    if (record == nullptr) continue;
+    for (const PartStats& part : record->parts) {
+      if (part.stats.nonfinite_mismatch != 0 || part.stats.relative_error() > tolerance())
+        return false;
+    }
+  }
+  return true;
+}
+
 const Held* Evidence::held_by(int rank) const {
   for (const Held& h : held) {
     if (h.rank->rank == rank) return &h;
@@ -347,6 +366,8 @@ std::string Evidence::scale_words(double factor) const {
   if (stage_of(wanted.key) > Stage::kGradNorm && ratio > 1 && is_near(factor, ratio, 0.01)) {
     return fmt::format("scale {:.4g} = norm / max_norm: clipping not applied", factor);
   }
+  if (stage_of(wanted.key) > Stage::kGradNorm && ratio > 1 && is_near(factor, 1 / ratio, 1e-3))
+    return fmt::format("scale {:.4g} = max_norm / norm: clipped twice", factor);
   const double below = norm_over_limit(wanted.key.step);
   if (stage_of(wanted.key) > Stage::kGradNorm && below < 1 && is_near(factor, 1 / below, 1e-3))
     return fmt::format(

@@ -86,6 +86,10 @@ class Evidence {
                                                               const Record& record) const;
   /// Where own_box() would cut what a rank holds of the tensor, its bytes kept or not.
   [[nodiscard]] std::optional<Box> place_on(const Held& holder) const;
+  /// A parameter as forward of the tensor's step reads it; undefined if the reference has none.
+  [[nodiscard]] Values parameter_read(const std::string& name) const;
+  /// Whether all parts that ranks hold of a record are within the tensor's tolerance.
+  [[nodiscard]] bool is_right(const RecordKey& key) const;
   /// The reference's value of a record, in fp64 as it was recorded.
   [[nodiscard]] Values reference_value(const RecordKey& key) const {
     return Values(reference.tensor(key));

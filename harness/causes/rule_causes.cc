@@ -1,0 +1,345 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Steps that follow another rule: moments with other factors, a step that AdamW does not make of
+/// right moments, a parameter without gradient that is changed.
+///
+/// A moment is a x the one before + c x the gradient (or its square); a and c are fitted to the
+/// reference and to the run. A step of AdamW is made again from the reference's moments, first as
+/// it should be, which must give the reference's step, and then by each rule that is taken for it.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <functional>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "harness/causes/class_causes.h"
+#include "harness/causes/diagnosis.h"
+#include "harness/verdict/neighbours.h"
+
+namespace isoshard::detail {
+namespace {
+
+constexpr std::int64_t kLeastClear = 12;
+
+/// With which factors the moment before and the gradient are in a moment.
+struct MomentFactors {
+  double before = 0, gradient = 0;
+};
+
+/// Nothing if no factors explain what a rank holds, or should hold.
+std::optional<MomentFactors> factors_in(const Values& moment, const Values& before,
+                                        const Values& gradient) {
+  constexpr double kUnexplained = 1e-3;
+  const double size = norm_of(moment);
+  if (!is_telling(moment) || !is_telling(gradient)) return std::nullopt;
+  MomentFactors factors;
+  if (norm_of(before) == 0) {
+    factors.gradient = dot(moment, gradient) / dot(gradient, gradient);
+  } else {
+    const std::vector<double> fitted = best_weights(
+        stacked(std::vector{before.flattened(), gradient.flattened()}), moment.flattened());
+    factors = {fitted[0], fitted[1]};
+  }
+  const Values made = factors.before * before + factors.gradient * gradient;
+  return distance(made, moment) <= kUnexplained * size ? std::optional(factors) : std::nullopt;
+}
+
+std::string moment_in_words(const MomentFactors& factors, bool has_before, bool is_squared) {
+  const std::string gradient =
+      fmt::format("{:.3g} x {}", factors.gradient, is_squared ? "gradient^2" : "gradient");
+  return has_before ? fmt::format("{:.4g} x before + {}", factors.before, gradient) : gradient;
+}
+
+/// ": that is exp_avg_sq's beta" where the factors are those of the other moment.
+std::string other_beta(const Evidence& e, const MomentFactors& seen, bool has_before,
+                       bool is_squared) {
+  if (!e.options.step_rule.has_value()) return "";
+  const double own = is_squared ? e.options.step_rule->beta2 : e.options.step_rule->beta1,
+               other = is_squared ? e.options.step_rule->beta1 : e.options.step_rule->beta2;
+  const bool is_other = own != other && is_near(seen.gradient, 1 - other, 0.01) &&
+                        (!has_before || is_near(seen.before, other, 1e-3));
+  return is_other ? fmt::format(": beta{} in the place of beta{}", is_squared ? 1 : 2,
+                                is_squared ? 2 : 1)
+                  : "";
+}
+
+/// AdamW's numbers in a step.
+struct Rule {
+  double rate = 0, decay = 0, beta1 = 0, beta2 = 0, eps = 0;
+  double updates = 1;
+
+  [[nodiscard]] double corrected(double beta, double after) const {
+    return 1 - std::pow(beta, after);
+  }
+};
+
+/// A parameter after its step, of the one before, the moments and the rule's numbers.
+using MadeStep = std::function<double(double old, double m, double v)>;
+
+MadeStep with_denominator(const Rule& rule, double updates1, double updates2,
+                          const std::function<double(double v, double correction2)>& denominator) {
+  const double correction1 = updates1 == 0 ? 1 : rule.corrected(rule.beta1, updates1),
+               correction2 = updates2 == 0 ? 1 : rule.corrected(rule.beta2, updates2);
+  return [=](double old, double m, double v) {
+    return old * (1 - rule.rate * rule.decay) -
+           rule.rate / correction1 * m / denominator(v, correction2);
+  };
+}
+
+/// Updates of 0 mean no correction.
+MadeStep adamw(const Rule& rule, double updates1, double updates2, double eps) {
+  return with_denominator(rule, updates1, updates2, [eps](double v, double correction2) {
+    return std::sqrt(v / correction2) + eps;
+  });
+}
+
+/// What a wrong rank has of the parameter, and what its step is made of.
+struct OwnStep {
+  Values old, m, v, right, seen;
+};
+
+std::optional<Rule> rule_of(const Evidence& e) {
+  if (!e.options.step_rule.has_value()) return std::nullopt;
+  const StepRule& given = *e.options.step_rule;
+  Rule rule{given.learning_rate, given.weight_decay, given.beta1,
+            given.beta2,         given.eps,          static_cast<double>(e.wanted.key.step + 1)};
+  const RecordKey rate{e.wanted.key.step, RecordKind::kScalar, "learning_rate", 0};
+  if (e.reference.find(rate) != nullptr) rule.rate = e.reference_value(rate).item();
+  const RecordKey updates{e.wanted.key.step, RecordKind::kScalar, "optimizer_steps", 0};
+  if (e.reference.find(updates) != nullptr) rule.updates = e.reference_value(updates).max();
+  return rule.rate > 0 && rule.beta2 > 0 && rule.updates >= 1 ? std::optional(rule) : std::nullopt;
+}
+
+/// Of each wrong rank; empty if something is missing, or the moments are wrong in the run.
+std::vector<OwnStep> own_steps(const Evidence& e) {
+  const std::string name(stepped_parameter(e.wanted.key));
+  const RecordKey before = before_step(e.wanted.key),
+                  m{e.wanted.key.step, RecordKind::kOptimizer, name + ".exp_avg", 0},
+                  v{e.wanted.key.step, RecordKind::kOptimizer, name + ".exp_avg_sq", 0};
+  for (const RecordKey& key : {before, m, v}) {
+    const Record* const record = e.reference.find(key);
+    if (record == nullptr || record->layout.global_shape != e.wanted.layout.global_shape) return {};
+    if (!e.is_right(key)) return {};
+  }
+  const Values old = e.reference_value(before), first = e.reference_value(m),
+               second = e.reference_value(v);
+  std::vector<OwnStep> steps;
+  for (const View* view : e.bad_views()) {
+    const auto cut = [&](const Values& whole) {
+      return whole.cut(view->box.global_offset, view->box.size).contiguous();
+    };
+    steps.push_back({cut(old), cut(first), cut(second), view->expected.contiguous(),
+                     view->actual.contiguous()});
+  }
+  return steps;
+}
+
+double made_at(const OwnStep& own, const MadeStep& made, std::size_t i) {
+  return made(own.old.flat()[i], own.m.flat()[i], own.v.flat()[i]);
+}
+
+/// Whether the step as it should be gives the reference's.
+bool gives_reference(const OwnStep& own, const MadeStep& made) {
+  constexpr double kUnexplained = 0.01;
+  double left = 0, size = 0;
+  for (std::size_t i = 0; i < own.old.flat().size(); ++i) {
+    left += std::pow(made_at(own, made, i) - own.right.flat()[i], 2);
+    size += std::pow(own.right.flat()[i] - own.old.flat()[i], 2);
+  }
+  return left <= kUnexplained * kUnexplained * size && size > 0;
+}
+
+/// Whether each element that is clearly wrong is what the step gives.
+bool explains_step(const Evidence& e, const OwnStep& own, const MadeStep& made) {
+  constexpr double kUnexplained = 0.03, kOfElement = 0.1, kOfStep = 1e-3;
+  const double rounding = e.options.coarsest == Dtype::kFloat64 ? 0x1p-50 : 0x1p-22;
+  double left = 0, wrong = 0;
+  std::int64_t clear = 0;
+  for (std::size_t i = 0; i < own.old.flat().size(); ++i) {
+    const double seen = own.seen.flat()[i], right = own.right.flat()[i], old = own.old.flat()[i];
+    const double off = seen - made_at(own, made, i);
+    const double noise = rounding * std::fabs(old) + kOfStep * std::fabs(right - old);
+    if (std::fabs(off) > kOfElement * std::fabs(seen - right) + noise) return false;
+    if (std::fabs(seen - right) > 2 * noise) ++clear;
+    left += off * off;
+    wrong += std::pow(seen - right, 2);
+  }
+  return clear >= kLeastClear && left <= kUnexplained * kUnexplained * wrong;
+}
+
+/// The eps that the elements which are most wrong have; nothing if it is the rule's own, or below
+/// 0.
+std::optional<double> other_eps(const OwnStep& own, const Rule& rule) {
+  constexpr std::size_t kLooked = 9;
+  const double correction1 = rule.corrected(rule.beta1, rule.updates),
+               correction2 = rule.corrected(rule.beta2, rule.updates);
+  std::vector<std::pair<double, double>> found;  // how wrong, eps
+  for (std::size_t i = 0; i < own.old.flat().size(); ++i) {
+    const double step = own.old.flat()[i] * (1 - rule.rate * rule.decay) - own.seen.flat()[i];
+    if (step == 0) continue;
+    const double eps =
+        rule.rate / correction1 * own.m.flat()[i] / step - std::sqrt(own.v.flat()[i] / correction2);
+    found.emplace_back(std::fabs(own.seen.flat()[i] - own.right.flat()[i]), eps);
+  }
+  std::ranges::sort(found, std::greater());
+  found.resize(std::min(found.size(), kLooked));
+  if (found.empty()) return std::nullopt;
+  std::ranges::sort(found, {}, &std::pair<double, double>::second);
+  const double eps = found[found.size() / 2].second;
+  return eps > 0 && !is_near(eps, rule.eps, 0.05) ? std::optional(eps) : std::nullopt;
+}
+
+std::string other_rule(const Evidence& e, const std::vector<OwnStep>& steps, const Rule& rule) {
+  const double t = rule.updates;
+  std::vector<std::pair<std::string, MadeStep>> candidates = {
+      {fmt::format("eps ({:g}) is inside of the root: sqrt(v + eps), not sqrt(v) + eps", rule.eps),
+       with_denominator(
+           rule, t, t,
+           [&](double v, double correction2) { return std::sqrt(v / correction2 + rule.eps); })},
+      {fmt::format("eps ({:g}) is inside of the root of the uncorrected exp_avg_sq", rule.eps),
+       with_denominator(
+           rule, t, t,
+           [&](double v, double correction2) { return std::sqrt((v + rule.eps) / correction2); })},
+      {"the root of exp_avg_sq is missing",
+       with_denominator(rule, t, t,
+                        [&](double v, double correction2) { return v / correction2 + rule.eps; })},
+      {"exp_avg has no bias correction", adamw(rule, 0, t, rule.eps)},
+      {"exp_avg_sq has no bias correction", adamw(rule, t, 0, rule.eps)},
+      {"neither moment has a bias correction", adamw(rule, 0, 0, rule.eps)}};
+  for (const double other : {t - 1, t + 1, t - 2, t + 2, 1.0}) {
+    if (other >= 1 && other != t)
+      candidates.emplace_back(
+          fmt::format("the bias correction is that of update {:g}, where this is update {:g}",
+                      other, t),
+          adamw(rule, other, other, rule.eps));
+  }
+  if (const auto eps = other_eps(steps.front(), rule))
+    candidates.emplace_back(fmt::format("eps is {:.3g}, not {:g}", *eps, rule.eps),
+                            adamw(rule, t, t, *eps));
+  for (const auto& [words, made] : candidates) {
+    if (std::ranges::all_of(steps, [&](const OwnStep& own) { return explains_step(e, own, made); }))
+      return words;
+  }
+  return "";
+}
+
+constexpr const char* kNotSkipped =
+    "gradients overflow (found_inf is 1), so the step must be skipped, and it is made";
+
+/// Whether the reference skips a step because gradients overflow.
+bool is_skipped(const Reference& reference, int step) {
+  const RecordKey flag = overflow_flag_of(step);
+  return reference.find(flag) != nullptr && Values(reference.tensor(flag)).max() != 0;
+}
+
+}  // namespace
+
+std::string cause_not_skipped(const Evidence& e) {
+  const RecordKey& key = e.wanted.key;
+  if ((key.kind != RecordKind::kOptimizer && stage_of(key) != Stage::kParameterAfterStep) ||
+      !is_skipped(e.reference, key.step) || !e.is_right(overflow_flag_of(key.step)) ||
+      !e.whole.defined())
+    return "";
+  RecordKey before = before_step(key);
+  if (key.kind == RecordKind::kOptimizer && stepped_parameter(key).empty())
+    before = {key.step - 1, key.kind, key.name, 0};
+  const bool is_kept = e.reference.find(before) != nullptr && e.is_right(before) &&
+                       equal(e.reference_value(before), e.whole);
+  return is_kept ? kNotSkipped + e.on_bad_ranks() : "";
+}
+
+std::string cause_of_unwanted(const Reference& reference, const RecordKey& key) {
+  return key.kind == RecordKind::kOptimizer && is_skipped(reference, key.step) ? kNotSkipped : "";
+}
+
+std::string cause_in_moments(const Evidence& e) {
+  const std::string& name = e.wanted.key.name;
+  const std::string_view state = state_of(e.wanted.key);
+  const bool is_squared = state == "exp_avg_sq";
+  if (!is_squared && state != "exp_avg" && state != "momentum_buffer") return "";
+  const RecordKey before{e.wanted.key.step - 1, RecordKind::kOptimizer, name, 0};
+  RecordKey gradient{e.wanted.key.step, RecordKind::kGrad, name.substr(0, name.rfind('.')), 0};
+  RecordKey clipped = gradient;
+  clipped.name += ".clipped";
+  const Record* const record = e.reference.find(gradient);
+  const bool is_known = record != nullptr &&
+                        record->layout.global_shape == e.wanted.layout.global_shape &&
+                        e.is_right(before) && e.is_right(gradient) && e.is_right(clipped);
+  const std::vector<const View*> bad = e.bad_views();
+  if (!is_known || bad.empty()) return "";
+  Values grad = e.reference_value(gradient) / record->grad_scale / e.clip_ratio();
+  if (is_squared) grad = grad * grad;
+  const bool has_before = e.reference.find(before) != nullptr;
+  const Values old = has_before ? e.reference_value(before) : Values::zeros(grad.shape());
+  if (old.shape() != grad.shape()) return "";
+  const auto right = factors_in(e.whole, old, grad);
+  if (!right.has_value()) return "";
+  std::optional<MomentFactors> seen;
+  for (const View* view : bad) {
+    const Shape &offset = view->box.global_offset, &size = view->box.size;
+    const auto own = factors_in(view->actual, old.cut(offset, size), grad.cut(offset, size));
+    const bool fits =
+        own.has_value() && (!seen.has_value() || (std::fabs(own->before - seen->before) < 1e-3 &&
+                                                  is_near(own->gradient, seen->gradient, 0.01)));
+    if (!fits) return "";
+    seen = own;
+  }
+  const bool is_same_decay = !has_before || std::fabs(seen->before - right->before) < 1e-4;
+  const double factor = seen->gradient / right->gradient;
+  if (is_same_decay && is_near(factor, 1, 1e-3)) return "";
+  const std::string beta = other_beta(e, *seen, has_before, is_squared);
+  // a gradient that enters with a number of the run has words of its own
+  const bool is_formula = e.scale_words(factor).find_first_of("=:") != std::string::npos;
+  if (is_same_decay && beta.empty() && (is_formula || !has_before)) return "";
+  return fmt::format("{} is {}, where {} is right{}{}", state,
+                     moment_in_words(*seen, has_before, is_squared),
+                     moment_in_words(*right, has_before, is_squared), beta, e.on_bad_ranks());
+}
+
+std::string cause_in_rule(const Evidence& e) {
+  const std::optional<Rule> rule = rule_of(e);
+  if (!rule.has_value() || stepped_parameter(e.wanted.key).empty()) return "";
+  const std::vector<OwnStep> steps = own_steps(e);
+  if (steps.empty()) return "";
+  const MadeStep right = adamw(*rule, rule->updates, rule->updates, rule->eps);
+  if (!std::ranges::all_of(steps, [&](const OwnStep& own) { return gives_reference(own, right); }))
+    return "";
+  const std::string words = other_rule(e, steps, *rule);
+  return words.empty() ? "" : "another step of right moments: " + words + e.on_bad_ranks();
+}
+
+std::string cause_of_untrained(const Evidence& e) {
+  const std::string name(stepped_parameter(e.wanted.key));
+  const RecordKey before = before_step(e.wanted.key);
+  if (e.wanted.key.kind != RecordKind::kParam || name.empty() ||
+      e.reference.find({e.wanted.key.step, RecordKind::kGrad, name, 0}) != nullptr ||
+      e.reference.find(before) == nullptr || !e.is_right(before) ||
+      !equal(e.reference_value(before), e.whole))
+    return "";
+  const std::vector<const View*> bad = e.bad_views();
+  if (bad.empty()) return "";
+  std::optional<double> common;
+  const bool is_scaled = std::ranges::all_of(bad, [&](const View* view) {
+    const double squares = dot(view->expected, view->expected);
+    if (squares == 0) return false;
+    const double off = dot(view->actual - view->expected, view->expected) / squares;
+    const bool fits = e.explains_each((1 + off) * view->expected, *view) &&
+                      is_near(off, common.value_or(off), 0.02);
+    common = common.value_or(off);
+    return fits && is_telling(view->expected);
+  });
+  const std::string fact = "it has no gradient and must stay as it was";
+  if (!is_scaled) return fact + e.on_bad_ranks();
+  const auto rule = rule_of(e);
+  const std::string decay =
+      rule.has_value() && is_near(-*common, rule->rate * rule->decay, 0.02)
+          ? fmt::format("weight decay ({:.3g} x {:.3g}) of a parameter that is not trained",
+                        rule->rate, rule->decay)
+          : fmt::format("multiplied with {:.6g}", 1 + *common);
+  return fmt::format("{}: {}{}", decay, fact, e.on_bad_ranks());
+}
+
+}  // namespace isoshard::detail
