@@ -159,6 +159,38 @@ TEST(PartCauses, TheLargestOfRanksPartsIsTold) {
       << "the largest by size";
 }
 
+/// The gradient of a norm's weight [8] after two micro-batches, as `added` makes it of what each of
+/// them gives.
+std::string gradient_of_norm_is(
+    const std::function<at::Tensor(at::Tensor first, at::Tensor second)>& added) {
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int) {
+      const at::Tensor w = 1 + 0.1 * values({8}, 1);
+      sink.on_record(site(RecordKind::kParam, "n.weight", layout_of({8})), w);
+      std::vector<at::Tensor> parts;
+      for (int m = 0; m < 2; ++m) {
+        const at::Tensor x = values({2, 5, 8}, 2 + m), dy = values({2, 5, 8}, 6 + m);
+        sink.on_record(site(RecordKind::kActivation, "n", layout_of({2, 5, 8})), x * w);
+        sink.on_record(site(RecordKind::kActivationGrad, "n", layout_of({2, 5, 8})), dy);
+        parts.push_back((dy * x).sum(1).sum(0));
+      }
+      sink.on_record(site(RecordKind::kGrad, "n.weight", layout_of({8})),
+                     whole ? parts[0] + parts[1] : added(parts[0], parts[1]));
+    });
+  };
+  return diagnosis_of(body(true), body(false));
+}
+
+TEST(PartCauses, MicroBatchesOfANormsWeightAreTold) {
+  EXPECT_THAT(
+      gradient_of_norm_is([](const at::Tensor&, const at::Tensor& second) { return second; }),
+      HasSubstr("only micro-batch 1 of 0..1 is present"));
+  EXPECT_THAT(gradient_of_norm_is([](const at::Tensor&, const at::Tensor& second) {
+                return second + 0.1 * values({8}, 9);
+              }),
+              Not(HasSubstr("micro-batch")));
+}
+
 /// 8 tokens that two cp ranks share, head and tail of them on rank 0; `change` is put on what a
 /// rank holds of its box that begins at a token.
 std::string boxes_are(const std::function<at::Tensor(at::Tensor own, std::int64_t begin)>& change) {
