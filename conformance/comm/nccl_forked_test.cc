@@ -102,17 +102,6 @@ TEST_F(ForkedNccl, AMissingRankIsNamedAtTheDeadline) {
       HasSubstr("rank 1 has not entered all_reduce #2 (grad_reduce, dp, sum, fp32 x 1000)"));
 }
 
-// Nobody waits for the deadline of a rank that will not come.
-TEST_F(ForkedNccl, ARankThatHasLeftIsNamedBeforeTheDeadline) {
-  const WorldReport report = run_world_report(options(2), [](Rank& rank) {
-    (void)sum_of_ranks(rank.comm());
-    if (rank.rank() == 0) (void)sum_of_ranks(rank.comm());
-  });
-  EXPECT_FALSE(report.ok());
-  EXPECT_THAT(report.describe(), AllOf(HasSubstr("rank 1 has left the world"),
-                                       HasSubstr("rank 1 has not entered all_reduce #2")));
-}
-
 TEST_F(ForkedNccl, WithoutCudaAWorldIsRefusedByName) {
   set_gpu_api({});
   const WorldReport report = run_world_report(options(2), [](Rank&) {});
@@ -194,6 +183,25 @@ TEST_F(AttachedNccl, ARankThatDoesNotComeIsNamedAtTheDeadline) {
     }
     EXPECT_THAT(words, rank.rank() == 0 ? HasSubstr("rank 2 of 3 has not come to the rendezvous")
                                         : HasSubstr("rank 1 got no answer of rank 0"));
+  });
+}
+
+// Nobody waits for the deadline of a rank that will not come.
+TEST_F(AttachedNccl, ARankThatHasLeftIsNamedBeforeTheDeadline) {
+  const int port = free_port();
+  run_world(2, [&](Rank& rank) {
+    set_variables(rank.rank(), 2, port);
+    const auto comm = attach_nccl_world({.deadline = std::chrono::steady_clock::now() + 20s});
+    EXPECT_EQ(sum_of_ranks(*comm), 3);
+    if (rank.rank() == 1) return;
+    std::string words;
+    try {
+      (void)sum_of_ranks(*comm);
+    } catch (const CommError& error) {
+      words = error.what();
+    }
+    EXPECT_THAT(words, AllOf(HasSubstr("rank 1 has left the world"),
+                             HasSubstr("rank 1 has not entered all_reduce #2")));
   });
 }
 

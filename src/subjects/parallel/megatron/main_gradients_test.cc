@@ -106,7 +106,6 @@ TEST(MainGradients, OfFusedLayersArePublishedWhereEachRunLies) {
         master.narrow(0, range.local_begin, range.count)
             .copy_(at::arange(range.global_begin, range.global_begin + range.count));
       own += master.numel();
-      EXPECT_EQ(layout.flat.size() > 1, comm.rank() == 0 || name == "x.k_proj.weight") << name;
     }
     main.publish();
 
