@@ -353,8 +353,8 @@ TEST(TiedWords, OfMegatronAreOneParameterOfTheirOwnClass) {
     for (const ParameterSpec& spec : model->parameters()) {
       const bool is_of_words = spec.name == "embedding.word_embeddings.weight";
       if (is_of_words) ++of_words;
-      if (is_tied) EXPECT_EQ(spec.param_class == ParamClass::kTied, is_of_words) << spec.name;
-      if (!is_tied) EXPECT_EQ(spec.param_class == ParamClass::kEmbedding, is_of_words) << spec.name;
+      const ParamClass of_words_class = is_tied ? ParamClass::kTied : ParamClass::kEmbedding;
+      EXPECT_EQ(spec.param_class == of_words_class, is_of_words) << spec.name;
     }
     EXPECT_EQ(of_words, 1);
   }
