@@ -135,16 +135,15 @@ class Claims {
     if (found.copied != nullptr && elements_of(*found.copied) >= elements_of(*found.cut))
       throw FileError(fmt::format(
           "{}: {} is said to be cut along {} and {}, which is not smaller, to be copied: ranks "
-          "must "
-          "show all that they hold; record the whole copy of each rank, or allow the first with "
-          "--not-recorded '{}/{}'",
+          "must show all that they hold; record the whole copy of each rank, or allow the first "
+          "with --not-recorded '{}/{}'",
           file.string(), cut, name_of(axis), describe(found.copied->key),
           name_of(found.cut->key.kind), found.cut->key.name));
     if (policy_.collectives && !is_gathered_along(axis))
       throw FileError(
           fmt::format("{}: {} is said to be cut along {}, but the trusted side says that ranks of "
-                      "{} gather and "
-                      "scatter nothing there: each must have a copy, and show all of it",
+                      "{} gather and scatter nothing there: each must have a copy, and show all of "
+                      "it",
                       file.string(), cut, name_of(axis), run_.subject));
   }
 
