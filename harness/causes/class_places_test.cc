@@ -286,12 +286,13 @@ TEST(ClassCauses, ClippingTwiceIsTold) {
 
 /// A mask that keeps 9 of 10 elements, and what comes out of the dropout, times a factor.
 std::string dropped_is(double factor) {
+  const Shape shape{4, 50, 40};
   const auto body = [&](bool whole) {
     return Body([=](Sink& sink, int) {
-      const at::Tensor keep = values({4, 10, 20}, 3) < 0.8;
-      sink.on_record(site(RecordKind::kMask, "m.drop", layout_of({4, 10, 20})), keep);
-      sink.on_record(site(RecordKind::kActivation, "m", layout_of({4, 10, 20})),
-                     values({4, 10, 20}, 1) * keep * (whole ? 1 : factor));
+      const at::Tensor keep = values(shape, 3) < 0.8;
+      sink.on_record(site(RecordKind::kMask, "m.drop", layout_of(shape)), keep);
+      sink.on_record(site(RecordKind::kActivation, "m", layout_of(shape)),
+                     values(shape, 1) * keep * (whole ? 1 : factor));
     });
   };
   return diagnosis_of(body(true), body(false));

@@ -154,6 +154,13 @@ std::string parameters_of_another(const Evidence& e, const View& bad) {
   const int step = e.wanted.key.step;
   const ModuleParameters now = parameters_read_in(e, step, e.wanted.key.name);
   if (!now.weight.defined()) return "";
+  // One product for each of up to 16 modules and 24 inputs: what takes minutes is not tried.
+  constexpr double kMostProducts = 1e8;
+  const double of_one = static_cast<double>(now.weight.numel()) *
+                        (now.weight.dim() < 2 ? 1
+                                              : static_cast<double>(bad.actual.numel()) /
+                                                    static_cast<double>(bad.box.size.back()));
+  if (of_one > kMostProducts) return "";
   for (const std::string& module : modules_alike(e, now)) {
     const ModuleParameters other = parameters_read_in(e, step, module);
     if (!other.weight.defined() || other.bias.defined() != now.bias.defined()) continue;

@@ -311,13 +311,23 @@ std::string cause_in_rule(const Evidence& e) {
   return words.empty() ? "" : "another step of right moments: " + words + e.on_bad_ranks();
 }
 
+namespace {
+/// Whether gradients of a step are recorded at all.
+bool has_gradients(const Reference& reference, int step) {
+  return std::ranges::any_of(reference.trace().ranks.at(0).records, [step](const Record& record) {
+    return record.key.step == step && record.key.kind == RecordKind::kGrad &&
+           !is_gradient_besides(record.key);
+  });
+}
+}  // namespace
+
 std::string cause_of_untrained(const Evidence& e) {
   const std::string name(stepped_parameter(e.wanted.key));
   const RecordKey before = before_step(e.wanted.key);
   if (e.wanted.key.kind != RecordKind::kParam || name.empty() ||
       e.reference.find({e.wanted.key.step, RecordKind::kGrad, name, 0}) != nullptr ||
-      e.reference.find(before) == nullptr || !e.is_right(before) ||
-      !equal(e.reference_value(before), e.whole))
+      !has_gradients(e.reference, e.wanted.key.step) || e.reference.find(before) == nullptr ||
+      !e.is_right(before) || !equal(e.reference_value(before), e.whole))
     return "";
   const std::vector<const View*> bad = e.bad_views();
   if (bad.empty()) return "";

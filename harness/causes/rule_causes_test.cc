@@ -260,7 +260,7 @@ TEST(RuleCauses, DecayAtAnotherRateIsTold) {
 
 /// A parameter without gradient, `change` of which a step leaves.
 std::string untrained_is(const std::function<at::Tensor(at::Tensor)>& change,
-                         bool has_gradient = false) {
+                         bool has_gradient = false, bool records_gradients = true) {
   const auto body = [&](bool whole) {
     return Body([=](Sink& sink, int) {
       const at::Tensor value = values(kStepShape, 1);
@@ -270,6 +270,8 @@ std::string untrained_is(const std::function<at::Tensor(at::Tensor)>& change,
                      at::tensor({0.02}, at::kDouble));
       if (has_gradient)
         sink.on_record(site(RecordKind::kGrad, "m.w", layout), at::zeros_like(value));
+      if (records_gradients)
+        sink.on_record(site(RecordKind::kGrad, "m.trained", layout_of({3})), values({3}, 2));
       sink.on_record(site(RecordKind::kParam, "m.w", layout), whole ? value : change(value));
     });
   };
@@ -290,6 +292,9 @@ TEST(RuleCauses, AParameterThatIsNotTrainedAndChangesIsTold) {
               AllOf(HasSubstr(fact), Not(HasSubstr("multiplied"))));
   EXPECT_THAT(untrained_is([](const at::Tensor& w) { return w * 0.9; }, true), Not(HasSubstr(fact)))
       << "it has one, of zeros";
+  EXPECT_THAT(untrained_is([](const at::Tensor& w) { return w * 0.9; }, false, false),
+              Not(HasSubstr(fact)))
+      << "nobody recorded gradients";
 }
 
 }  // namespace

@@ -24,18 +24,6 @@
 namespace isoshard::detail {
 namespace {
 
-/// Whether the logits of a step are few enough to be looked at token by token: they, their
-/// gradients and their softmax are in memory at once, in fp64. A diagnosis may not end the verdict.
-bool are_few(const Evidence& e, const std::vector<const Record*>& labels) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 24;  // 128 MiB for each of some seven copies
-  std::int64_t numel = 0;
-  for (const Record* const record : labels) {
-    const Record* const head = logits_beside(e, *record);
-    if (head != nullptr) numel += numel_of(head->layout.global_shape);
-  }
-  return numel <= kMost;
-}
-
 /// Of the tokens of one of several equal runs of samples, added up: losses, means over the
 /// vocabulary of what each of its ids would lose, and what a run has in the place of the latter.
 struct RunOfTokens {
@@ -414,7 +402,7 @@ std::string cause_smoothed_columns(const Evidence& e) {
   const View* const bad = e.first_bad_view();
   if (!padded.has_value() || bad == nullptr) return "";
   const std::int64_t width = head->layout.global_shape.back();
-  const std::vector<RunOfTokens> runs = *padded > width && are_few(e, labels)
+  const std::vector<RunOfTokens> runs = *padded > width && are_few_logits(e, labels)
                                             ? runs_of_tokens(e, *padded)
                                             : std::vector<RunOfTokens>();
   const auto share = runs.empty() ? std::nullopt : share_of_mean(e, runs);
@@ -452,7 +440,8 @@ std::string cause_rounded_exponentials(const Evidence& e) {
   const bool is_loss = key.kind == RecordKind::kScalar && key.name.starts_with("loss");
   const std::vector<const Record*> labels = labels_of_step(e);
   const Record* const head = labels.empty() ? nullptr : logits_beside(e, *labels.front());
-  if (head == nullptr || (!is_loss && key.name != head->key.name) || !are_few(e, labels)) return "";
+  if (head == nullptr || (!is_loss && key.name != head->key.name) || !are_few_logits(e, labels))
+    return "";
   const std::vector<TokenRow> rows =
       token_rows(e, is_loss ? std::nullopt : std::optional(key.call));
   return rows.empty() ? "" : rounded_exponentials(e, head->key, rows);
@@ -465,6 +454,7 @@ std::string cause_in_split_loss(const Evidence& e) {
   if (bad == nullptr || e.wanted.key.kind != RecordKind::kScalar ||
       e.actual.mesh.degree(Axis::kTp) == 1)
     return "";
+  if (!are_few_logits(e, labels_of_step(e))) return "";
   const std::vector<RunOfTokens> tokens = runs_of_tokens(e, 1);
   const double share = tokens.empty() ? 0 : share_of_mean(e, tokens).value_or(0);  // no smoothing
   const std::vector<RunOfLosses> runs = runs_of_losses(e, share);

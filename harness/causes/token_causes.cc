@@ -214,7 +214,7 @@ std::string cause_in_targets(const Evidence& e) {
   const int cp = e.actual.mesh.degree(Axis::kCp);
   const View* bad = e.views.empty() ? nullptr : e.first_bad_view();
   if (cp == 1 || bad == nullptr || !e.wanted.key.name.starts_with("loss") ||
-      e.wanted.key.kind != RecordKind::kScalar)
+      e.wanted.key.kind != RecordKind::kScalar || !are_few_logits(e, labels_of_step(e)))
     return "";
   for (const Chunks order : {Chunks::kHeadAndTail, Chunks::kTailOnly, Chunks::kInTurn}) {
     TokenSums sums;

@@ -122,7 +122,11 @@ std::string factor_of_dropout(const Evidence& e, double factor) {
   const double kept = e.reference_value(mask->key).mean(), seen = std::min(factor, 1 / factor);
   const double deviation =
       std::sqrt(kept * (1 - kept) / static_cast<double>(numel_of(mask->layout.global_shape)));
-  if (kept == 1 || std::fabs(seen - kept) > kDeviations * deviation) return "";
+  // Of a small mask any factor is the share.
+  constexpr double kMostUncertain = 0.02;
+  if (kept == 1 || kDeviations * deviation > kMostUncertain ||
+      std::fabs(seen - kept) > kDeviations * deviation)
+    return "";
   return fmt::format(", about the share that dropout keeps ({:.3g} of {}){}: what is kept is {}",
                      kept, mask->key.name, factor < 1 ? "" : " in the denominator",
                      factor < 1 ? "not divided by it" : "divided by it twice");
@@ -181,8 +185,12 @@ std::string cause_scale(const Evidence& e) {
   const Stats& s = e.result.comparison.stats;
   const std::vector<int>& ranks = e.bad_ranks();
   if (const auto factor = explained_factor(e, s)) {
-    const std::string words =
-        e.scale_words(*factor) + factor_of_dropout(e, *factor) + factor_of_scores(e, *factor);
+    std::string words = e.scale_words(*factor);
+    // A factor that a number of the run explains needs no other one.
+    if (words.find_first_of("=:") == std::string::npos) {
+      words += factor_of_dropout(e, *factor);
+      words += factor_of_scores(e, *factor);
+    }
     if (ranks.size() >= e.held.size()) return words;
     return fmt::format("{} on rank {}", words, fmt::join(ranks, ", "));
   }

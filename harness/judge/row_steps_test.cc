@@ -117,6 +117,40 @@ TEST(RowSteps, AreNotHeldToTheErrorsOfLargerStepsBefore) {
   EXPECT_EQ(sgd_verdict({.row = 70, .factor = 0, .rate = 0.3}).status, Status::kDiverges);
 }
 
+// One element that moves by sixteen times as much as each of the others is most of the row, and may
+// lie at the border of a rounding.
+TEST(RowSteps, AreNotDecidedByOneElement) {
+  const auto verdict_of = [](bool is_large_left_out) {
+    JudgePolicy policy;
+    policy.coarsest = Dtype::kBFloat16;
+    const auto body = [](bool leaves_out, double noise, int seed) -> Body {
+      return [=](Sink& sink, int) {
+        const Layout layout = layout_of({400, 16});
+        at::Tensor weight = values({400, 16}, 1).abs() + 1;
+        weight.select(1, 0).fill_(16);
+        weight = weight.to(at::kBFloat16);
+        sink.on_record(site(RecordKind::kParam, "w", layout), weight);
+        const at::Tensor gradient = at::ones({400, 16}) + noise * values({400, 16}, seed);
+        sink.on_record(site(RecordKind::kGrad, "w", layout), gradient.to(at::kBFloat16));
+        at::Tensor after = weight.to(at::kFloat) - 0x1p-7;
+        after.select(1, 0).fill_(16 - 0x1p-4);
+        if (leaves_out) after[5][0] = 16;
+        sink.on_record(site(RecordKind::kParam, "w", layout), after.to(at::kBFloat16));
+      };
+    };
+    const Reference wanted = reference(
+        body(false, 0, 0), [&](int i) { return body(false, 0.01, 10 + i); }, 3, policy);
+    return judge(
+        wanted,
+        run(MeshShape(), &wanted, body(is_large_left_out, 0, 0), Keep::kWhatDiffers, policy),
+        policy);
+  };
+  EXPECT_EQ(verdict_of(false).status, Status::kConforms);
+  const Verdict verdict = verdict_of(true);
+  for (const Finding& finding : verdict.findings)
+    EXPECT_EQ(finding.what.find("rows that did not make"), std::string::npos) << finding.what;
+}
+
 // Where a gradient is noise, so is the sign of its step.
 TEST(RowSteps, OfNoiseAreNotHeldToTheirSign) {
   EXPECT_EQ(sgd_verdict({.row = 120, .factor = 0}).status, Status::kConforms);

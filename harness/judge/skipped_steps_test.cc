@@ -136,6 +136,7 @@ struct Backward {
   double largest = 100;
   std::vector<double> first = {}, second = {},
                       weight = {};  ///< that are not finite, from the front
+  const char* parameter = "first.weight";
 };
 
 Body backward_of(const Backward& b) {
@@ -148,10 +149,13 @@ Body backward_of(const Backward& b) {
     };
     gradient(RecordKind::kActivationGrad, "second", b.first);
     gradient(RecordKind::kActivationGrad, "first", b.second);
-    gradient(RecordKind::kGrad, "w", b.weight);
-    sink.on_record(site(RecordKind::kScalar, "found_inf", layout_of({1})),
-                   at::tensor({1.0}, at::kDouble));
-    sink.on_record(site(RecordKind::kOptimizer, "w.master", layout_of({3})), values({3}, 4));
+    gradient(RecordKind::kGrad, b.parameter, b.weight);
+    for (const char* const number : {"found_inf", "loss_scale"})
+      sink.on_record(site(RecordKind::kScalar, number, layout_of({1})),
+                     at::tensor({1.0}, at::kDouble));
+    sink.on_record(
+        site(RecordKind::kOptimizer, std::string(b.parameter) + ".master", layout_of({3})),
+        values({3}, 4));
   };
 }
 
@@ -173,7 +177,7 @@ TEST(SkippedSteps, AreFiniteFarFromOverflow) {
   for (const auto& [wrong, name] :
        {std::pair{Backward{.first = all, .second = all, .weight = all}, "second"},
         std::pair{Backward{.second = {kNotANumber}, .weight = {kInfinite}}, "first"},
-        std::pair{Backward{.weight = all}, "w"}}) {
+        std::pair{Backward{.weight = all}, "first.weight"}}) {
     const Verdict verdict = backward_verdict(expected, wrong);
 
     ASSERT_EQ(verdict.status, Status::kDiverges) << name << ": " << verdict.reason;
@@ -181,6 +185,17 @@ TEST(SkippedSteps, AreFiniteFarFromOverflow) {
     EXPECT_THAT(verdict.findings.front().what, HasSubstr("is not finite far from overflow"));
     EXPECT_THAT(verdict.findings.front().ranks, ElementsAre(0, 1));
   }
+}
+
+// A product of its module that nobody recorded may have overflowed before it.
+TEST(SkippedSteps, AreNotHeldToGradientsOfModulesThatNobodyRecorded) {
+  const std::vector<double> all(24, kNotANumber);
+  const char* const other = "other.weight";
+
+  const Verdict verdict = backward_verdict({.weight = {kInfinite}, .parameter = other},
+                                           {.weight = all, .parameter = other});
+
+  EXPECT_EQ(verdict.status, Status::kConforms) << verdict.reason;
 }
 
 TEST(SkippedSteps, MayHaveOtherPlacesNearOverflowAndBehindIt) {

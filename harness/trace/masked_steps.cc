@@ -376,6 +376,7 @@ void MaskedSteps::check_rows(PartStats& part, const Record& record, const std::b
   constexpr double kMostBefore = 3;
   struct Row {
     double dot = 0, squares = 0;  ///< of difference x step, and of the step
+    double fourth = 0;            ///< powers of the step
     double before = 0;            ///< of all steps before x step, in magnitude
     std::int64_t sure = 0, first = -1;
   };
@@ -400,13 +401,18 @@ void MaskedSteps::check_rows(PartStats& part, const Record& record, const std::b
       const double value = value_at(packed_part, record.dtype, done + k) / scale;
       row.dot += (value - value_at(reference, wanted.dtype, i)) * move;
       row.squares += move * move;
+      row.fourth += move * move * move * move;
       row.before += std::fabs(
           (value_at(last_bytes, last->dtype, i) - value_at(first_bytes, begin->dtype, i)) * move);
       if (row.sure++ == 0) row.first = i;
     }
   });
   for (const auto& [number, row] : rows) {
-    if (row.sure < kFewest || std::fabs(row.dot) < kShare * row.squares ||
+    // In 16 bits an element moves by its own ulp, and a large one may outweigh all others: as many
+    // as so many of one size count.
+    const bool are_enough =
+        row.sure >= kFewest && row.squares * row.squares >= kFewest * row.fourth;
+    if (!are_enough || std::fabs(row.dot) < kShare * row.squares ||
         row.before > kMostBefore * row.squares)
       continue;
     part.broken += row.sure;

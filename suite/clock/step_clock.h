@@ -86,9 +86,11 @@ class StepClock {
   /// `purpose`: of communication. Returns the part until now.
   StepPart enter(StepPart part, Purpose purpose = Purpose::kUnspecified) noexcept;
   [[nodiscard]] StepTimes end_step() noexcept;
+  /// After a wait: whether a transfer is still on its way, of the purpose of the last call.
+  void set_under_way(bool is_under_way) noexcept { is_under_way_ = is_under_way; }
   /// Whether a transfer is on its way from now on, while the rank does something else; and the
   /// purpose of the last call.
-  void set_under_way(bool is_under_way, Purpose purpose = Purpose::kUnspecified) noexcept {
+  void set_under_way(bool is_under_way, Purpose purpose) noexcept {
     is_under_way_ = is_under_way;
     under_way_purpose_ = purpose;
   }

@@ -88,7 +88,8 @@ class Evidence {
   [[nodiscard]] std::optional<Box> place_on(const Held& holder) const;
   /// A parameter as forward of the tensor's step reads it; undefined if the reference has none.
   [[nodiscard]] Values parameter_read(const std::string& name) const;
-  /// Whether all parts that ranks hold of a record are within the tensor's tolerance.
+  /// Whether the run has the record, and all parts that ranks hold of it are within the tensor's
+  /// tolerance. What a run cannot have (before step 0) or need not (clipped gradients) is right.
   [[nodiscard]] bool is_right(const RecordKey& key) const;
   /// The reference's value of a record, in fp64 as it was recorded.
   [[nodiscard]] Values reference_value(const RecordKey& key) const {

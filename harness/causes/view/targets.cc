@@ -28,6 +28,16 @@ const Record* logits_beside(const Evidence& e, const Record& labels) {
   return found;
 }
 
+bool are_few_logits(const Evidence& e, const std::vector<const Record*>& labels) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 24;  // 128 MiB a copy
+  std::int64_t numel = 0;
+  for (const Record* const record : labels) {
+    const Record* const head = logits_beside(e, *record);
+    if (head != nullptr) numel += numel_of(head->layout.global_shape);
+  }
+  return numel <= kMost;
+}
+
 std::vector<Target> targets_in(const Values& labels, std::int64_t vocabulary) {
   const Values own = labels.contiguous();
   const std::int64_t length = own.size(1);

@@ -13,6 +13,11 @@ namespace isoshard::detail {
 /// The reference's logits of a micro-batch: the last activation that is as long as the labels.
 [[nodiscard]] const Record* logits_beside(const Evidence& e, const Record& labels);
 
+/// Whether the logits of a step are few enough to be looked at token by token (2^24): with their
+/// gradients and their softmax they are in memory some seven times, in fp64. A diagnosis may not
+/// end the verdict.
+[[nodiscard]] bool are_few_logits(const Evidence& e, const std::vector<const Record*>& labels);
+
 /// A token that has a target.
 struct Target {
   std::int64_t sample = 0, token = 0;

@@ -107,7 +107,8 @@ std::vector<RecordKey> OptionalRecords::missing() const {
     if (key.kind == RecordKind::kGrad && has_clipped_ && !is_gradient_besides(key) &&
         !is_skipped_step(reference_, key.step)) {
       key.name = clipped_name(key.name);
-    } else if (key.kind == RecordKind::kActivation || key.kind == RecordKind::kActivationGrad) {
+    } else if (key.kind == RecordKind::kActivation) {
+      // Not of their gradients: where nothing before a module is trained there are none.
       key.name += ".partial";
       if (!has_like(key)) continue;
     } else {

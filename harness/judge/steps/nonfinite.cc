@@ -9,8 +9,10 @@
 #include <limits>
 #include <optional>
 
+#include "harness/stats/stats.h"
 #include "harness/trace/clipped.h"
 #include "harness/trace/numbers.h"
+#include "harness/trace/stage.h"
 
 namespace isoshard::detail {
 namespace {
@@ -42,8 +44,9 @@ double NonfiniteGradients::factor_of(const Record& wanted, const std::vector<Hel
 
 NonfiniteGradients::Size NonfiniteGradients::size_of(const Record& wanted, double factor) const {
   Size size;
-  for (const double number : numbers_of(reference_->tensor(wanted.key))) {
-    const double magnitude = std::fabs(number) * factor;
+  const HostTensor tensor = reference_->tensor(wanted.key);  // numbers of logits would be gigabytes
+  for (std::int64_t i = 0; i < tensor.numel(); ++i) {
+    const double magnitude = std::fabs(value_at(tensor.bytes.data(), tensor.dtype, i)) * factor;
     if (!(magnitude < limit() / kNear)) ++size.near_limit;
     if (std::isfinite(magnitude)) size.largest = std::max(size.largest, magnitude);
   }
@@ -70,6 +73,21 @@ bool NonfiniteGradients::is_near_limit_beside(const Record& wanted, double facto
   return false;
 }
 
+/// Whether the reference has a gradient of an activation of the module that the parameter is of.
+bool NonfiniteGradients::is_module_recorded(int step, const std::string& parameter) const {
+  const std::string module = parameter.substr(0, parameter.rfind('.'));
+  return std::ranges::any_of(reference_->trace().ranks.at(0).records, [&](const Record& record) {
+    return record.key.step == step && record.key.kind == RecordKind::kActivationGrad &&
+           record.key.name == module;
+  });
+}
+
+/// Without it nobody knows in which units a step with an overflow was computed.
+bool NonfiniteGradients::is_scale_recorded(int step) const {
+  return reference_->find({step, RecordKind::kScalar, "loss_scale", 0}) != nullptr ||
+         reference_->find(overflow_flag_of(step)) == nullptr;
+}
+
 std::string NonfiniteGradients::problem_of(const Record& wanted, const std::vector<Held>& held,
                                            const Stats& stats) {
   const RecordKey& key = wanted.key;
@@ -84,6 +102,9 @@ std::string NonfiniteGradients::problem_of(const Record& wanted, const std::vect
   if (!is_of_activation && !final.has_value() && summed_.contains({key.step, parameter})) return "";
   if (final.has_value()) summed_.insert({key.step, parameter});
   if (reference_->find(key) == nullptr) return "";  // such as a gradient after clipping
+  // Of a module whose gradients nobody recorded, nothing says that they are finite.
+  if (!is_of_activation && !is_module_recorded(key.step, parameter)) return "";
+  if (!is_of_activation && !final.has_value() && !is_scale_recorded(key.step)) return "";
   const double factor = factor_of(wanted, held);
   const Size size = size_of(wanted, factor);
   // pieces of a sum may overflow where the sum is small, but not more often than where it is not

@@ -42,6 +42,8 @@ class NonfiniteGradients {
   [[nodiscard]] Size size_of(const Record& wanted, double factor) const;
   [[nodiscard]] double factor_of(const Record& wanted, const std::vector<Held>& held) const;
   [[nodiscard]] bool is_near_limit_beside(const Record& wanted, double factor) const;
+  [[nodiscard]] bool is_module_recorded(int step, const std::string& parameter) const;
+  [[nodiscard]] bool is_scale_recorded(int step) const;
   [[nodiscard]] double limit() const;
 
   const Reference* reference_;

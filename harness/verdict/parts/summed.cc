@@ -79,7 +79,10 @@ Summed summed(const Reference& reference, const Record& wanted, const Trace& act
               const std::vector<Held>& held) {
   Summed result{actual.assemble(wanted.key, wanted.grad_scale)};
   const std::optional<RecordKey> output = sum_of(wanted.key);
-  if (!output.has_value() || reference.find(wanted.key) != nullptr) return result;
+  // A bias is added to the output alone, not to its gradient.
+  if (!output.has_value() || wanted.key.kind != RecordKind::kActivation ||
+      reference.find(wanted.key) != nullptr)
+    return result;
   const BiasOfModule bias = bias_of(reference, *output);
   if (!bias.is_known)
     throw VacuousError(
