@@ -127,14 +127,14 @@ TEST(RowSteps, AreNotDecidedByOneElement) {
       return [=](Sink& sink, int) {
         const Layout layout = layout_of({400, 16});
         at::Tensor weight = values({400, 16}, 1).abs() + 1;
-        weight.select(1, 0).fill_(16);
+        weight.select(1, 0).fill_(32);
         weight = weight.to(at::kBFloat16);
         sink.on_record(site(RecordKind::kParam, "w", layout), weight);
         const at::Tensor gradient = at::ones({400, 16}) + noise * values({400, 16}, seed);
         sink.on_record(site(RecordKind::kGrad, "w", layout), gradient.to(at::kBFloat16));
         at::Tensor after = weight.to(at::kFloat) - 0x1p-7;
-        after.select(1, 0).fill_(16 - 0x1p-4);
-        if (leaves_out) after[5][0] = 16;
+        after.select(1, 0).fill_(32 - 0x1p-3);
+        if (leaves_out) after[5][0] = 32;
         sink.on_record(site(RecordKind::kParam, "w", layout), after.to(at::kBFloat16));
       };
     };
