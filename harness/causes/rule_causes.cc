@@ -252,7 +252,11 @@ std::string cause_not_skipped(const Evidence& e) {
 }
 
 std::string cause_of_unwanted(const Reference& reference, const RecordKey& key) {
-  return key.kind == RecordKind::kOptimizer && is_skipped(reference, key.step) ? kNotSkipped : "";
+  // It may be made without a step, as zeros are at the start.
+  return key.kind == RecordKind::kOptimizer && is_skipped(reference, key.step)
+             ? "the reference has no such state in a step whose gradients overflow (found_inf is "
+               "1), which must be skipped"
+             : "";
 }
 
 std::string cause_in_moments(const Evidence& e) {
