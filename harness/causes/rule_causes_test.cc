@@ -23,6 +23,12 @@ using testing::Not;
 
 constexpr double kRuleBeta1 = 0.9, kRuleBeta2 = 0.99, kRuleEps = 1e-6, kRuleDecay = 0.1,
                  kBaseRate = 0.03;
+
+JudgePolicy rule_policy() {
+  JudgePolicy policy;
+  policy.step_rule = StepRule{kBaseRate, kRuleDecay, kRuleBeta1, kRuleBeta2, kRuleEps};
+  return policy;
+}
 const Shape kStepShape = {6, 8};
 
 double rate_in(int step) {
@@ -83,9 +89,7 @@ std::string steps_are(const MadeRule& rule, int from = 1) {
       }
     });
   };
-  JudgePolicy policy;
-  policy.step_rule = StepRule{kBaseRate, kRuleDecay, kRuleBeta1, kRuleBeta2, kRuleEps};
-  return diagnosis_of(body(true), body(false), policy);
+  return diagnosis_of(body(true), body(false), rule_policy());
 }
 
 std::string moment_is(
@@ -166,9 +170,7 @@ std::string skipped_step_is(const std::function<at::Tensor(at::Tensor)>& change,
       sink.on_record(site(RecordKind::kParam, "m.w", layout), whole ? value : change(value));
     });
   };
-  JudgePolicy policy;
-  policy.step_rule = StepRule{kBaseRate, kRuleDecay, kRuleBeta1, kRuleBeta2, kRuleEps};
-  return diagnosis_of(body(true), body(false), policy);
+  return diagnosis_of(body(true), body(false), rule_policy());
 }
 
 TEST(RuleCauses, AStepThatMustBeSkippedIsTold) {
@@ -276,9 +278,7 @@ std::string untrained_is(const std::function<at::Tensor(at::Tensor)>& change,
       sink.on_record(site(RecordKind::kParam, "m.w", layout), whole ? value : change(value));
     });
   };
-  JudgePolicy policy;
-  policy.step_rule = StepRule{kBaseRate, kRuleDecay, kRuleBeta1, kRuleBeta2, kRuleEps};
-  return diagnosis_of(body(true), body(false), policy);
+  return diagnosis_of(body(true), body(false), rule_policy());
 }
 
 TEST(RuleCauses, AParameterThatIsNotTrainedAndChangesIsTold) {

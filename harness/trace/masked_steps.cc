@@ -385,19 +385,25 @@ void MaskedSteps::check_rows(PartStats& part, const Record& record, const std::b
   const std::byte* const reference = reference_->bytes(wanted);
   const double scale = record.grad_scale / wanted.grad_scale;
   const std::int64_t row_size = record.layout.global_shape[1];
-  const Record *const begin = before_of(*reference_, record.key), *const last = reference_->find(
-                                                                      before_step(record.key));
+  const Record* const begin = before_of(*reference_, record.key);
+  const Record* const last = reference_->find(before_step(record.key));
   if (begin == nullptr || last == nullptr ||
       begin->layout.global_shape != record.layout.global_shape)
     return;
-  const std::byte *const first_bytes = reference_->bytes(*begin), *const last_bytes =
-                                                                      reference_->bytes(*last);
+  const std::byte* const first_bytes = reference_->bytes(*begin);
+  const std::byte* const last_bytes = reference_->bytes(*last);
+  std::int64_t number = -1;
+  Row* own = nullptr;  // of that number
   for_each_run(part, record, [&](std::int64_t position, std::int64_t done, std::int64_t count) {
     for (std::int64_t k = 0; k < count; ++k) {
       const std::int64_t i = position + k;
       const double move = claims.moves[static_cast<std::size_t>(i)];
       if (move == 0) continue;
-      Row& row = rows[i / row_size];
+      if (const std::int64_t at = i / row_size; at != number) {
+        number = at;
+        own = &rows[number];
+      }
+      Row& row = *own;
       const double value = value_at(packed_part, record.dtype, done + k) / scale;
       row.dot += (value - value_at(reference, wanted.dtype, i)) * move;
       row.squares += move * move;
@@ -407,7 +413,7 @@ void MaskedSteps::check_rows(PartStats& part, const Record& record, const std::b
       if (row.sure++ == 0) row.first = i;
     }
   });
-  for (const auto& [number, row] : rows) {
+  for (const auto& [index, row] : rows) {
     // In 16 bits an element moves by its own ulp, and a large one may outweigh all others: as many
     // as so many of one size count.
     const bool are_enough =
