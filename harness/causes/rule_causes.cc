@@ -17,6 +17,7 @@
 
 #include "harness/causes/class_causes.h"
 #include "harness/causes/diagnosis.h"
+#include "harness/trace/steps/skipped.h"
 #include "harness/verdict/neighbours.h"
 
 namespace isoshard::detail {
@@ -229,18 +230,12 @@ std::string other_rule(const Evidence& e, const std::vector<OwnStep>& steps, con
 constexpr const char* kNotSkipped =
     "gradients overflow (found_inf is 1), so the step must be skipped, and it is made";
 
-/// Whether the reference skips a step because gradients overflow.
-bool is_skipped(const Reference& reference, int step) {
-  const RecordKey flag = overflow_flag_of(step);
-  return reference.find(flag) != nullptr && Values(reference.tensor(flag)).max() != 0;
-}
-
 }  // namespace
 
 std::string cause_not_skipped(const Evidence& e) {
   const RecordKey& key = e.wanted.key;
   if ((key.kind != RecordKind::kOptimizer && stage_of(key) != Stage::kParameterAfterStep) ||
-      !is_skipped(e.reference, key.step) || !e.is_right(overflow_flag_of(key.step)) ||
+      !is_skipped_step(e.reference, key.step) || !e.is_right(overflow_flag_of(key.step)) ||
       !e.whole.defined())
     return "";
   RecordKey before = before_step(key);
@@ -253,7 +248,7 @@ std::string cause_not_skipped(const Evidence& e) {
 
 std::string cause_of_unwanted(const Reference& reference, const RecordKey& key) {
   // It may be made without a step, as zeros are at the start.
-  return key.kind == RecordKind::kOptimizer && is_skipped(reference, key.step)
+  return key.kind == RecordKind::kOptimizer && is_skipped_step(reference, key.step)
              ? "the reference has no such state in a step whose gradients overflow (found_inf is "
                "1), which must be skipped"
              : "";

@@ -13,7 +13,6 @@
 #include "core/base/error.h"
 #include "core/base/mapped_file.h"
 #include "harness/compare/dumped_runs.h"
-#include "harness/compare/own_word.h"
 #include "harness/world/machine.h"
 
 namespace isoshard {
@@ -63,7 +62,8 @@ CurveBounds bounds_for(const ComparePlan& plan, const Curve& reference, const Cu
 /// The reference's perturbed runs say what is allowed, or rtol, or nothing is.
 ReportCurve compare_curves(const ComparePlan& plan) {
   const Curve reference = read_curve(plan.reference);
-  ReportCurve result{.curve = read_curve(plan.actual)};
+  ReportCurve result;
+  result.curve = read_curve(plan.actual);
   const Curve& actual = result.curve;
   result.name = actual.case_slug;
   if (!plan.allows_different_settings) refuse_different_settings(reference, actual);
@@ -120,7 +120,6 @@ Verdict compare_pair(const DumpedPair& pair, const ComparePlan& plan, const Bund
     JudgePolicy options;
     options.rtol = plan.rtol;
     Verdict verdict = compare_bundles(pair.reference, pair.actual, options, rules);
-    add_own_word(pair.reference, pair.actual, rules.batch_file, verdict);
     if (!pair.against.empty()) verdict.reason += "; against " + pair.against;
     return verdict;
   }

@@ -22,6 +22,7 @@
 #include "harness/judge/journals/judge_journals.h"
 #include "harness/judge/judge.h"
 #include "harness/judge/records/claimed_shards.h"
+#include "harness/judge/records/own_word.h"
 #include "harness/judge/replay.h"
 #include "harness/judge/saved_run.h"
 #include "harness/trace/clipped.h"
@@ -409,6 +410,7 @@ Verdict compare_bundles(const std::filesystem::path& reference_directory,
     verdict.notes.push_back(note_of(compared));
   }
   add_journals(judge_journals(judged.bundle, reference, rules.not_recorded), verdict);
+  add_own_word(trusted.settings, judged.settings, rules.batch_file, verdict);
   return verdict;
 }
 

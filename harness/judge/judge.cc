@@ -25,6 +25,7 @@
 #include "harness/trace/collective_calls.h"
 #include "harness/trace/numbers.h"
 #include "harness/trace/stage.h"
+#include "harness/trace/steps/skipped.h"
 #include "harness/verdict/judged_share.h"
 #include "harness/verdict/neighbours.h"
 #include "harness/verdict/parts/summed.h"
@@ -299,7 +300,7 @@ class Judge {
     const bool is_gradient =
         key.kind == RecordKind::kActivationGrad || key.kind == RecordKind::kGrad;
     if (!is_gradient && (key.kind != RecordKind::kScalar || key.name != "grad_norm")) return false;
-    return key.step == parting_ || detail::is_skipped_step(reference_, key.step);
+    return key.step == parting_ || is_skipped_step(reference_, key.step);
   }
 
   static bool has_nonfinite(const Stats& stats) {

@@ -19,6 +19,7 @@
 #include "harness/trace/numbers.h"
 #include "harness/trace/parts.h"
 #include "harness/trace/stage.h"
+#include "harness/trace/steps/skipped.h"
 
 namespace isoshard {
 namespace {
@@ -277,20 +278,7 @@ class OwnJudge {
                                        const std::vector<ExpectedCall>& expected) const {
     if (!record.kept || rank.arena == nullptr) return std::nullopt;
     const HostTensor rows = rank.tensor(record);
-    const auto mismatch = [&](bool is_skipped) {
-      return first_mismatch(expected, calls_of(rows.bytes), is_skipped);
-    };
-    return mismatch(is_skipped(rank, record.key.step));
-  }
-
-  static bool is_skipped(const RankTrace& rank, int step) {
-    const RecordKey key = overflow_flag_of(step);
-    for (const Record& record : rank.records) {
-      if (record.key != key || !record.kept) continue;
-      return std::ranges::any_of(numbers_of(rank.tensor(record)),
-                                 [](double flag) { return flag != 0; });
-    }
-    return false;
+    return first_mismatch(expected, calls_of(rows.bytes), is_skipped_step(rank, record.key.step));
   }
 
   static constexpr int kLastCall = std::numeric_limits<int>::max();

@@ -2,6 +2,7 @@
 // SVG 1.1 by hand: cairo's would turn text into outlines of a font of this machine.
 #include <fmt/format.h>
 
+#include "core/base/printable.h"
 #include "harness/plot/canvas.h"
 
 namespace isoshard {
@@ -10,14 +11,8 @@ namespace {
 std::string escaped(std::string_view words) {
   std::string result;
   for (const char c : words) {
-    if (c == '&') {
-      result += "&amp;";
-    } else if (c == '<') {
-      result += "&lt;";
-    } else if (c == '>') {
-      result += "&gt;";
-    } else if (c == '"') {
-      result += "&quot;";
+    if (const std::string_view entity = entity_of(c); !entity.empty()) {
+      result += entity;
     } else {
       result += static_cast<unsigned char>(c) < ' ' ? ' ' : c;
     }

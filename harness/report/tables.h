@@ -15,7 +15,7 @@
 namespace isoshard {
 
 /// "First elements" of a module are so many, as published dumps have them.
-inline constexpr std::int64_t kFirstElements = 100;
+inline constexpr std::int64_t kListedElements = 100;
 
 /// How the elements of one tensor differ from those of another.
 struct Difference {

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cstring>
 
 #include "core/base/error.h"
@@ -59,6 +60,10 @@ std::vector<double> numbers_of(const HostTensor& tensor) {
     }
   });
   return numbers;
+}
+
+bool is_nonzero(const HostTensor& tensor) {
+  return std::ranges::any_of(numbers_of(tensor), [](double number) { return number != 0; });
 }
 
 double number_of(const HostTensor& tensor) {

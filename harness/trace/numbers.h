@@ -13,6 +13,9 @@ namespace isoshard {
 /// Exact, but for an int64 beyond 2^53.
 [[nodiscard]] std::vector<double> numbers_of(const HostTensor& tensor);
 
+/// Whether any element is not 0, as NaN is not.
+[[nodiscard]] bool is_nonzero(const HostTensor& tensor);
+
 /// The one element of a tensor.   Errors   VacuousError for any other number of elements.
 [[nodiscard]] double number_of(const HostTensor& tensor);
 

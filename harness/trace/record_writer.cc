@@ -15,10 +15,10 @@
 #include "harness/stats/tolerance.h"
 #include "harness/trace/clipped.h"
 #include "harness/trace/collective_calls.h"
-#include "harness/trace/masked_steps.h"
 #include "harness/trace/numbers.h"
 #include "harness/trace/parts.h"
 #include "harness/trace/stage.h"
+#include "harness/trace/masked_steps.h"
 
 namespace isoshard {
 
@@ -57,8 +57,7 @@ struct RecordWriter::Impl {
     record.grad_scale = site.grad_scale;
     record.local_shape = value.shape;
     record.parts = parts_of(record, options.mesh, options.rank);
-    if (is_overflow_flag(record.key))
-      is_skipped = std::ranges::any_of(numbers_of(value), [](double flag) { return flag != 0; });
+    if (is_overflow_flag(record.key)) is_skipped = is_nonzero(value);
     const bool is_compared = options.reference != nullptr && !is_own_repetition(record.key);
     std::optional<WantedRecord> wanted;
     if (is_compared) wanted = wanted_of(*options.reference, record.key, options.policy);

@@ -111,7 +111,7 @@ TEST(Pooled, AFactorThatEachTensorHidesIsNamedWhereItIs) {
       {{.name = "layers.1.norm", .factor = 1.006}, "gradient of layers.1.norm.weight (step 0): "},
       {{.name = "", .factor = 1.005, .rank = 1}, "gradients on rank 1 (step 0): scale 1.00"},
       {{.name = "", .shift = 0.001}, "all gradients (step 0): shift"},
-      {{.loss = 1.0005}, "loss (step 0): scale 1.00"},
+      {{.name = "", .loss = 1.0005}, "loss (step 0): scale 1.00"},
   };
   for (const auto& [change, name] : rows) {
     const Verdict verdict = verdict_on(reference, change);

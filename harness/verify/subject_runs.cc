@@ -41,7 +41,7 @@ std::string reason_of(const Finding& first) {
 /// A cause without what it says of the forward pass, which holds within tolerances only.
 std::string without_forward_words(std::string diagnosis) {
   for (const std::string_view words : {"; forward right", "; forward exact"}) {
-    if (diagnosis.ends_with(words)) diagnosis.resize(diagnosis.size() - words.size());
+    if (diagnosis.ends_with(words)) diagnosis.erase(diagnosis.size() - words.size());
   }
   return diagnosis;
 }

@@ -70,7 +70,7 @@ double published_limit(Dtype dtype) {
 
 bool first_elements_are_within(const Pair& pair, double limit) {
   const std::size_t count =
-      std::min({pair.reference.size(), pair.actual.size(), std::size_t{kFirstElements}});
+      std::min({pair.reference.size(), pair.actual.size(), std::size_t{kListedElements}});
   for (std::size_t i = 0; i < count; ++i)
     if (!(std::fabs(pair.actual[i] - pair.reference[i]) <= limit)) return false;
   return true;

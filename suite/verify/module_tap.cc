@@ -46,8 +46,8 @@ struct Cell {
 
 /// Of one module; written by every rank that holds the elements, with equal values.
 struct FirstElements {
-  std::array<double, kFirstElements> values{};
-  std::array<bool, kFirstElements> is_there{};
+  std::array<double, kListedElements> values{};
+  std::array<bool, kListedElements> is_there{};
 };
 
 /// What rank 0 holds of one parameter's gradient.
@@ -193,7 +193,7 @@ struct ModuleTap::Impl {
   void remember_first(std::size_t module, const std::byte* values, Dtype dtype, std::int64_t to,
                       std::int64_t count) const {
     FirstElements& first = first_of(module);
-    for (std::int64_t i = 0; i < count && to + i < kFirstElements; ++i) {
+    for (std::int64_t i = 0; i < count && to + i < kListedElements; ++i) {
       first.values[static_cast<std::size_t>(to + i)] = value_at(values, dtype, i);
       first.is_there[static_cast<std::size_t>(to + i)] = true;
     }
@@ -356,7 +356,7 @@ std::vector<ModuleNumbers> module_numbers(const Case& item, const Reference& ref
     numbers.output_norm = norm_of(record);
     const Record* gradient = reference.find({0, RecordKind::kActivationGrad, record.key.name, 0});
     if (gradient != nullptr) numbers.gradient_norm = norm_of(*gradient);
-    for (std::int64_t i = 0; i < std::min(numbers.numel, kFirstElements); ++i)
+    for (std::int64_t i = 0; i < std::min(numbers.numel, kListedElements); ++i)
       numbers.first.push_back(value_at(reference.bytes(record), record.dtype, i));
     result.push_back(std::move(numbers));
   }

@@ -11,6 +11,7 @@
 #include "harness/judge/steps/skipped_steps.h"
 #include "harness/trace/clipped.h"
 #include "harness/trace/names/layer_name.h"
+#include "harness/trace/steps/skipped.h"
 
 namespace isoshard::detail {
 namespace {

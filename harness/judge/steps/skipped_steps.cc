@@ -14,6 +14,7 @@
 #include "harness/trace/numbers.h"
 #include "harness/trace/parts.h"
 #include "harness/trace/stage.h"
+#include "harness/trace/steps/skipped.h"
 
 namespace isoshard::detail {
 namespace {
@@ -117,13 +118,6 @@ Finding far_from_overflow(const RecordKey& key, const std::vector<Held>& held,
   return finding;
 }
 
-bool is_skipped_step(const Reference& reference, int step) {
-  const RecordKey flag = overflow_flag_of(step);
-  if (reference.find(flag) == nullptr) return false;
-  const std::vector<double> flags = numbers_of(reference.tensor(flag));
-  return std::ranges::any_of(flags, [](double value) { return value != 0; });
-}
-
 std::string words_of_no_step(const Reference& reference) {
   std::set<int> flagged;
   for (const Record& record : reference.trace().ranks.at(0).records) {
@@ -139,8 +133,7 @@ bool has_whole_step_before(const Reference& reference, int step) {
   const std::vector<Record>& records = reference.trace().ranks.at(0).records;
   return std::ranges::any_of(records, [&](const Record& record) {
     if (record.key.step >= step || !is_overflow_flag(record.key)) return false;
-    const std::vector<double> flags = numbers_of(reference.tensor(record.key));
-    return std::ranges::all_of(flags, [](double flag) { return flag == 0; });
+    return !is_nonzero(reference.tensor(record.key));
   });
 }
 

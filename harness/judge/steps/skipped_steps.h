@@ -26,9 +26,6 @@ namespace isoshard::detail {
 [[nodiscard]] Finding far_from_overflow(const RecordKey& key, const std::vector<Held>& held,
                                         std::string evidence);
 
-/// Whether the reference skipped a step because its gradients were not finite.
-[[nodiscard]] bool is_skipped_step(const Reference& reference, int step);
-
 /// That nothing of the optimizer was judged, where the reference skipped every step; else empty.
 [[nodiscard]] std::string words_of_no_step(const Reference& reference);
 

@@ -9,35 +9,21 @@
 #include <cmath>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "core/base/printable.h"
 
 namespace isoshard::html {
 
 std::string escaped(std::string_view text) {
   std::string result;
   for (const char c : text) {
-    switch (c) {
-      case '&':
-        result += "&amp;";
-        break;
-      case '<':
-        result += "&lt;";
-        break;
-      case '>':
-        result += "&gt;";
-        break;
-      case '"':
-        result += "&quot;";
-        break;
-      case '\n':
-      case '\t':
-        result += c;
-        break;
-      default:
-        if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) {
-          result += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
-        } else {
-          result += c;
-        }
+    if (const std::string_view entity = entity_of(c); !entity.empty()) {
+      result += entity;
+    } else if (c != '\n' && c != '\t' && (static_cast<unsigned char>(c) < 0x20 || c == 0x7f)) {
+      result += fmt::format("\\x{:02x}", static_cast<unsigned char>(c));
+    } else {
+      result += c;
     }
   }
   return result;

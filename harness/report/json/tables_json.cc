@@ -111,7 +111,7 @@ json tables_json(const ComparisonTables& tables) {
   for (const TableColumn& column : tables.columns) columns.push_back(column_json(tables, column));
   return {{"title", tables.title},
           {"baseline", tables.baseline.empty() ? json(nullptr) : json(tables.baseline)},
-          {"first_elements", kFirstElements},
+          {"first_elements", kListedElements},
           {"columns", std::move(columns)}};
 }
 

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/base/printable.h"
 #include "harness/verdict/exit_code.h"
 
 namespace isoshard {
@@ -17,24 +18,12 @@ namespace {
 std::string escaped(std::string_view text) {
   std::string result;
   for (const char c : text) {
-    switch (c) {
-      case '&':
-        result += "&amp;";
-        break;
-      case '<':
-        result += "&lt;";
-        break;
-      case '>':
-        result += "&gt;";
-        break;
-      case '"':
-        result += "&quot;";
-        break;
-      case '\n':
-        result += "&#10;";
-        break;
-      default:
-        result += static_cast<unsigned char>(c) < 0x20 && c != '\t' ? '?' : c;
+    if (const std::string_view entity = entity_of(c); !entity.empty()) {
+      result += entity;
+    } else if (c == '\n') {
+      result += "&#10;";
+    } else {
+      result += static_cast<unsigned char>(c) < 0x20 && c != '\t' ? '?' : c;
     }
   }
   return result;

@@ -163,7 +163,7 @@ class Tables {
                            is_first ? d.max_abs_by_norm() : d.relative(), is_cut ? "*" : "");
       };
       const std::string over =
-          is_first ? fmt::format("first {} elements (relative: max abs / norm)", kFirstElements)
+          is_first ? fmt::format("first {} elements (relative: max abs / norm)", kListedElements)
                    : "all elements (relative: of Frobenius norms)";
       text += drawn(
           {fmt::format("max abs and relative difference {}, {}", from, over), rows_, titles, cell});

@@ -15,6 +15,35 @@ namespace {
 
 constexpr std::uint32_t kMagic = 0x31525449;  // "ITR1"
 
+/// Calls `act` with each field of what a trace has, in the order of its bytes: the same list writes
+/// and reads.
+template <class T, class Act>
+void each_field(T& x, const Act& act) {
+  using Type = std::remove_const_t<T>;
+  const auto each = [&](auto&... fields) { (act(fields), ...); };
+  if constexpr (std::is_same_v<Type, RecordKey>) {
+    each(x.step, x.kind, x.name, x.call);
+  } else if constexpr (std::is_same_v<Type, Box>) {
+    each(x.local_offset, x.global_offset, x.size);
+  } else if constexpr (std::is_same_v<Type, Placement>) {
+    each(x.axis, x.kind, x.dim, x.reduction, x.coordinate, x.also_at);
+  } else if constexpr (std::is_same_v<Type, Layout>) {
+    each(x.global_shape, x.placements, x.boxes, x.flat, x.explicit_parts);
+  } else if constexpr (std::is_same_v<Type, PartStats>) {
+    each(x.box, x.range, x.stats, x.digest, x.untouched, x.broken, x.first_broken);
+  } else {
+    static_assert(std::is_same_v<Type, Record>);
+    each(x.key, x.order, x.dtype, x.layout, x.grad_scale, x.local_shape, x.parts, x.unmasked,
+         x.kept, x.offset, x.bytes);
+  }
+}
+
+/// Not written as they lie in memory: their gaps are not the same in two equal runs.
+template <class T>
+concept HasFields =
+    std::is_same_v<T, RecordKey> || std::is_same_v<T, Box> || std::is_same_v<T, Placement> ||
+    std::is_same_v<T, Layout> || std::is_same_v<T, PartStats> || std::is_same_v<T, Record>;
+
 class Writer {
  public:
   template <class T>
@@ -29,52 +58,13 @@ class Writer {
     out_.insert(out_.end(), bytes, bytes + text.size());
   }
   template <class T>
-  void put_all(const std::vector<T>& values) {
+  void put(const std::vector<T>& values) {
     put(static_cast<std::uint32_t>(values.size()));
     for (const T& value : values) put(value);
   }
-  void put(const Box& box) {
-    put_all(box.local_offset);
-    put_all(box.global_offset);
-    put_all(box.size);
-  }
-  // not as it lies in memory: its gaps are not the same in two equal runs
-  void put(const Placement& placement) {
-    put(placement.axis);
-    put(placement.kind);
-    put(placement.dim);
-    put(placement.reduction);
-    put(placement.coordinate);
-    put(placement.also_at);
-  }
-  void put(const PartStats& part) {
-    put(part.box);
-    put(part.range);
-    put(part.stats);
-    put(part.digest);
-    put(part.untouched);
-    put(part.broken);
-    put(part.first_broken);
-  }
-  void put(const Record& r) {
-    put(r.key.step);
-    put(r.key.kind);
-    put(r.key.name);
-    put(r.key.call);
-    put(r.order);
-    put(r.dtype);
-    put_all(r.layout.global_shape);
-    put_all(r.layout.placements);
-    put_all(r.layout.boxes);
-    put_all(r.layout.flat);
-    put(r.layout.explicit_parts);
-    put(r.grad_scale);
-    put_all(r.local_shape);
-    put_all(r.parts);
-    put(r.unmasked);
-    put(r.kept);
-    put(r.offset);
-    put(r.bytes);
+  template <HasFields T>
+  void put(const T& value) {
+    each_field(value, [this](const auto& field) { this->put(field); });
   }
   std::vector<std::byte> take() { return std::move(out_); }
 
@@ -100,53 +90,18 @@ class Reader {
     text.assign(reinterpret_cast<const char*>(take(size)), size);
   }
   template <class T>
-  void get_all(std::vector<T>& values) {
+  void get(std::vector<T>& values) {
     values.clear();
     const std::uint32_t size = count(1);
     for (std::uint32_t i = 0; i < size; ++i) get(values.emplace_back());
   }
-  void get(Box& box) {
-    get_all(box.local_offset);
-    get_all(box.global_offset);
-    get_all(box.size);
-  }
-  void get(Placement& placement) {
-    get(placement.axis);
-    get(placement.kind);
-    get(placement.dim);
-    get(placement.reduction);
-    get(placement.coordinate);
-    get(placement.also_at);
-  }
-  void get(PartStats& part) {
-    get(part.box);
-    get(part.range);
-    get(part.stats);
-    get(part.digest);
-    get(part.untouched);
-    get(part.broken);
-    get(part.first_broken);
-  }
-  void get(Record& r) {
-    get(r.key.step);
-    get(r.key.kind);
-    get(r.key.name);
-    get(r.key.call);
-    get(r.order);
-    get(r.dtype);
-    get_all(r.layout.global_shape);
-    get_all(r.layout.placements);
-    get_all(r.layout.boxes);
-    get_all(r.layout.flat);
-    get(r.layout.explicit_parts);
-    get(r.grad_scale);
-    get_all(r.local_shape);
-    get_all(r.parts);
-    get(r.unmasked);
-    get(r.kept);
-    get(r.offset);
-    get(r.bytes);
-    if (r.key.kind > RecordKind::kMask || r.dtype > Dtype::kBool) fail("an unknown kind or dtype");
+  template <HasFields T>
+  void get(T& value) {
+    each_field(value, [this](auto& field) { this->get(field); });
+    if constexpr (std::is_same_v<T, Record>) {
+      if (value.key.kind > RecordKind::kMask || value.dtype > Dtype::kBool)
+        fail("an unknown kind or dtype");
+    }
   }
   [[nodiscard]] bool at_end() const noexcept { return position_ == bytes_.size(); }
   [[noreturn]] void fail(std::string_view what) const {
@@ -204,7 +159,7 @@ std::vector<std::byte> RankTrace::serialize() const {
   Writer writer;
   writer.put(kMagic);
   writer.put(rank);
-  writer.put_all(records);
+  writer.put(records);
   return writer.take();
 }
 
@@ -215,7 +170,7 @@ RankTrace RankTrace::deserialize(std::span<const std::byte> bytes) {
   if (magic != kMagic) reader.fail("no trace");
   RankTrace trace;
   reader.get(trace.rank);
-  reader.get_all(trace.records);
+  reader.get(trace.records);
   if (!reader.at_end()) reader.fail("trailing bytes");
   return trace;
 }

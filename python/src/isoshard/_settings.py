@@ -76,9 +76,9 @@ def optimizer_settings(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Kind and hyperparameters of an optimizer, under the names of docs/report.md.
 
     Where groups of parameters differ, the numbers are those that allow the largest step, because
-    the judge bounds by them what a step may move (harness/trace/masked_steps.h). Other optimizers
-    than Adam move by other rules: they say `moment_decays` in place of `beta1` and `beta2`,
-    without which the judge has no bound.
+    the judge bounds by them what a step may move (harness/trace/masked_steps.h). Other
+    optimizers than Adam move by other rules: they say `moment_decays` in place of `beta1` and
+    `beta2`, without which the judge has no bound.
     """
     groups = optimizer.param_groups
     settings: dict[str, Any] = {"kind": type(optimizer).__name__.lower()}

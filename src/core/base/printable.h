@@ -27,4 +27,21 @@ namespace isoshard {
   return out;
 }
 
+/// What HTML and XML write for a character that they give a meaning to, in text and in attributes
+/// in double quotes; empty for every other one.
+[[nodiscard]] constexpr std::string_view entity_of(char c) noexcept {
+  switch (c) {
+    case '&':
+      return "&amp;";
+    case '<':
+      return "&lt;";
+    case '>':
+      return "&gt;";
+    case '"':
+      return "&quot;";
+    default:
+      return {};
+  }
+}
+
 }  // namespace isoshard

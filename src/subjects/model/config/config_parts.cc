@@ -184,7 +184,7 @@ ModelConfig parse_rotary_decoder(const ConfigFields& fields) {
   return config;
 }
 
-nlohmann::json rotary_decoder_to_json(const ModelConfig& config) {
+nlohmann::json sizes_to_json(const ModelConfig& config) {
   return {{"model_type", config.model_type},
           {"vocab_size", config.vocab_size},
           {"hidden_size", config.hidden_size},
@@ -193,16 +193,21 @@ nlohmann::json rotary_decoder_to_json(const ModelConfig& config) {
           {"num_attention_heads", config.num_heads},
           {"num_key_value_heads", config.num_kv_heads},
           {"head_dim", config.head_dim},
-          {"max_position_embeddings", config.max_positions},
-          {"rms_norm_eps", config.norm_eps},
-          {"initializer_range", config.initializer_range},
-          {"tie_word_embeddings", config.tie_word_embeddings},
-          {"rope_theta", config.rope.theta},
-          {"rope_scaling", rope_scaling_to_json(config.rope)},
-          {"hidden_act", "silu"},
-          {"attention_dropout", config.attention_dropout},
-          {"use_sliding_window", false},
-          {"torch_dtype", "float32"}};
+          {"max_position_embeddings", config.max_positions}};
+}
+
+nlohmann::json rotary_decoder_to_json(const ModelConfig& config) {
+  nlohmann::json json = sizes_to_json(config);
+  json.update({{"rms_norm_eps", config.norm_eps},
+               {"initializer_range", config.initializer_range},
+               {"tie_word_embeddings", config.tie_word_embeddings},
+               {"rope_theta", config.rope.theta},
+               {"rope_scaling", rope_scaling_to_json(config.rope)},
+               {"hidden_act", "silu"},
+               {"attention_dropout", config.attention_dropout},
+               {"use_sliding_window", false},
+               {"torch_dtype", "float32"}});
+  return json;
 }
 
 }  // namespace isoshard

@@ -24,6 +24,9 @@ void check_dtype_field(const ConfigFields& fields);
 /// 0 if the field is not there.   Errors   FileError unless it is in [0, 1).
 [[nodiscard]] double dropout_rate(const ConfigFields& fields, const char* field);
 
+/// Type, vocabulary, widths, layers, heads and positions of a decoder, under the Hub's names.
+[[nodiscard]] nlohmann::json sizes_to_json(const ModelConfig& config);
+
 /// The fields that parse_rotary_decoder reads, in the Hub's layout.
 [[nodiscard]] nlohmann::json rotary_decoder_to_json(const ModelConfig& config);
 

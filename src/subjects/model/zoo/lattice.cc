@@ -193,19 +193,12 @@ ModelConfig parse_lattice(const ConfigFields& fields) {
 }
 
 nlohmann::json write_lattice(const ModelConfig& config) {
-  return {{"model_type", config.model_type},
-          {"vocab_size", config.vocab_size},
-          {"hidden_size", config.hidden_size},
-          {"intermediate_size", config.intermediate_size},
-          {"num_hidden_layers", config.num_layers},
-          {"num_attention_heads", config.num_heads},
-          {"num_key_value_heads", config.num_kv_heads},
-          {"head_dim", config.head_dim},
-          {"max_position_embeddings", config.max_positions},
-          {"row_nonzeros", config.row_nonzeros},
-          {"qkv_bias", config.qkv_bias},
-          {"attention_out_bias", config.attention_out_bias},
-          {"mlp_bias", config.mlp_bias}};
+  nlohmann::json json = sizes_to_json(config);
+  json.update({{"row_nonzeros", config.row_nonzeros},
+               {"qkv_bias", config.qkv_bias},
+               {"attention_out_bias", config.attention_out_bias},
+               {"mlp_bias", config.mlp_bias}});
+  return json;
 }
 
 std::unique_ptr<Model> make_lattice(const ModelConfig& config, AttentionImpl /*attention*/) {

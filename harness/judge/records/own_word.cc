@@ -1,34 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // Settings of two manifests beside a verdict.
-#include "harness/compare/own_word.h"
+#include "harness/judge/records/own_word.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <nlohmann/json.hpp>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-#include "core/io/json.h"
 #include "harness/bundle/run_settings.h"
 
 namespace isoshard {
 namespace {
-
-namespace fs = std::filesystem;
-
-/// A manifest lists every file of its run: as large as a bundle's reader takes it.
-constexpr JsonLimits kLimits{
-    .max_bytes = std::size_t{1} << 30, .max_depth = 16, .max_values = std::size_t{1} << 24};
-
-RunSettings settings_in(const fs::path& bundle) {
-  const fs::path manifest = bundle / "manifest.json";
-  const nlohmann::json json = read_json_file(manifest, kLimits);
-  return parse_run_settings(json.contains("settings") ? json.at("settings").dump() : "{}",
-                            manifest);
-}
 
 bool says(const RunSettings& settings, const char* name, std::string_view value) {
   const auto found = settings.training.find(name);
@@ -89,9 +74,8 @@ void add_calls(const RunSettings& trusted, Verdict& verdict) {
 
 }  // namespace
 
-void add_own_word(const fs::path& reference, const fs::path& actual, BatchFileOf batch_file,
+void add_own_word(const RunSettings& trusted, const RunSettings& judged, BatchFileOf batch_file,
                   Verdict& verdict) {
-  const RunSettings trusted = settings_in(reference), judged = settings_in(actual);
   if (is_from_batch_file(trusted, judged, batch_file))
     add_input(kBatches, trusted, judged, verdict);
   add_input(kWeights, trusted, judged, verdict);

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// What of a judged run was not judged because of its own words.
 #pragma once
-#include <filesystem>
-
 #include "harness/bundle/run_settings.h"
 #include "harness/verdict/verdict.h"
 
@@ -13,8 +11,8 @@ namespace isoshard {
 /// made (setting_differences, which was given `batch_file`); and a subject or mesh without an entry
 /// in the trusted run's table of collectives, which excuses its calls and what its later forward
 /// passes read. A note names the side that says so. Where it is the judged run alone, the reason of
-/// a verdict that conforms says it, too. Errors   FileError for a malformed manifest.
-void add_own_word(const std::filesystem::path& reference, const std::filesystem::path& actual,
-                  BatchFileOf batch_file, Verdict& verdict);
+/// a verdict that conforms says it, too.
+void add_own_word(const RunSettings& trusted, const RunSettings& judged, BatchFileOf batch_file,
+                  Verdict& verdict);
 
 }  // namespace isoshard
