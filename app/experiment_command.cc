@@ -76,7 +76,7 @@ int degree_of(const std::string& text) {
   std::istringstream stream(text);
   int degree = 0;
   if (!(stream >> degree) || !stream.eof())
-    throw UsageError(fmt::format("--tp {}: not a whole number", text));
+    throw UsageError(fmt::format("--tp must be a whole number, got '{}'", text));
   return degree;
 }
 

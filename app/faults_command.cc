@@ -81,11 +81,11 @@ Ids ids_of(const ParsedOptions& options) {
     Ids ids = options.get<Ids>("fault");
     ids.erase(ids.begin());
     if (!ids.empty() && options.given("class"))
-      throw UsageError("--class chooses faults, and so do ids: give one of them");
+      throw UsageError("--class and ids both choose faults; leave one of them out");
     if (!ids.empty()) return ids;
   } else if (options.given("fault")) {
     if (is_benign || options.given("class"))
-      throw UsageError("--class and --benign choose faults, and so do ids: give one of them");
+      throw UsageError("--class, --benign and ids each choose faults; give only one of them");
     return options.get<Ids>("fault");
   }
   const std::string classes = options.given("class") ? options.get<std::string>("class") : "";
@@ -106,7 +106,8 @@ void refuse_study_options(const ParsedOptions& options) {
   for (const char* const name : {"seed", "first", "count", "curve-steps"}) {
     const auto origin = options.origins.find(name);
     if (options.given(name) && origin != options.origins.end() && origin->second == "command line")
-      throw UsageError(fmt::format("--{} must be left out but with 'isoshard faults study'", name));
+      throw UsageError(
+          fmt::format("--{} is an option of 'isoshard faults study'; leave it out", name));
   }
 }
 
@@ -114,9 +115,10 @@ void refuse_study_options(const ParsedOptions& options) {
 int run_faults_study(const ParsedOptions& options) {
   if (options.get<Ids>("fault").size() > 1 || options.given("class") ||
       options.get<bool>("benign") || options.given("report"))
-    throw UsageError("study takes no ids, and --class, --benign and --report must be left out");
+    throw UsageError("study chooses its own bugs; leave out ids, --class, --benign and --report");
   if (!options.given("output-dir"))
-    throw UsageError("study needs --output-dir DIR, where it writes what it finds as it goes");
+    throw UsageError(
+        "study needs --output-dir DIR, where it writes each result as soon as it is known");
   const StudyPlan plan{.seed = options.get<std::uint64_t>("seed"),
                        .first = options.get<std::int64_t>("first"),
                        .count = options.get<std::int64_t>("count"),

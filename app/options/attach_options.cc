@@ -219,8 +219,8 @@ std::vector<std::string> fit_to_job(const ParsedOptions& options, std::vector<Ca
   std::erase_if(cases, [&](const Case& item) {
     if (item.reload_after != 0) {
       throw UsageError(
-          "--reload-after needs ranks that share a folder for a while, which --attach does not "
-          "know to be so; leave one of them out");
+          "--reload-after needs a folder that all ranks share, which --attach does not provide; "
+          "leave one of them out");
     }
     most = std::max(most, item.world_size());
     if (item.world_size() <= num_ranks) return false;

@@ -238,8 +238,8 @@ BenchPlan planned_bench_of(const ParsedOptions& options) {
   apply_subject_options(options, cases);
   plan.warmup_steps = at_least(options, "warmup-steps", 0, 10'000'000);
   if (plan.warmup_steps >= item.steps)
-    throw UsageError(fmt::format("--warmup-steps {}: it must be below the {} steps of the run",
-                                 plan.warmup_steps, item.steps));
+    throw UsageError(fmt::format("--warmup-steps must be below the {} steps of the run, got {}",
+                                 item.steps, plan.warmup_steps));
   plan.log_interval = at_least(options, "log-interval", 0, 10'000'000);
   plan.repeat = at_least(options, "repeat", 1, kMostRepeats);
   plan.is_gated = !options.get<bool>("ungated");

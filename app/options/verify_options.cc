@@ -103,8 +103,9 @@ std::vector<Case> expand(const ParsedOptions& options, const std::vector<Case>& 
   for (const Case& item : result) {
     const Degrees degrees = with_pp_and_cp(options, item.subject, item.degrees);
     if (options.given("num-workers") && degrees.num_ranks() != workers)
-      throw UsageError(fmt::format("--num-workers {}: {} has {} ranks ({})", workers, item.slug(),
-                                   degrees.num_ranks(), describe(degrees)));
+      throw UsageError(
+          fmt::format("--num-workers {}: {} has {} ranks ({}); give that number, or leave it out",
+                      workers, item.slug(), degrees.num_ranks(), describe(degrees)));
   }
   if (result.empty())
     throw UsageError(
@@ -330,8 +331,8 @@ VerifyRequest verify_request_of(const ParsedOptions& options) {
         "--fail-fast must be left out with --attach: all processes of a job run the same cases");
   request.repeat = options.get<int>("repeat");
   if (request.repeat < 1 || request.repeat > kMostRepeats)
-    throw UsageError(fmt::format("--repeat {}: it must be at least 1 and at most {}",
-                                 request.repeat, kMostRepeats));
+    throw UsageError(
+        fmt::format("--repeat must be from 1 to {}, got {}", kMostRepeats, request.repeat));
   request.require = parse_required_strength(options.get<std::string>("require"));
   return request;
 }

@@ -132,8 +132,8 @@ void print_made(const ProgramWords& program, std::span<const Command> commands,
     for (const Command& command : commands) known.push_back(command.name);
     const auto found = std::ranges::find(commands, of, &Command::name);
     if (found == commands.end())
-      throw UsageError(
-          fmt::format("man '{}'{}; known are {}", of, did_you_mean(of, known), join_names(known)));
+      throw UsageError(fmt::format("man takes the name of a command, got '{}'{}; known are {}", of,
+                                   did_you_mean(of, known), join_names(known)));
     print(man_page(program, *found));
   }
   require_printed();

@@ -434,7 +434,7 @@ void CaseJudge::require_repeatable_plain(const Case& item) {
     if (other != nullptr && other->absolute_norm == response.absolute_norm &&
         other->max_abs == response.max_abs)
       continue;
-    throw InfrastructureError(fmt::format("{}: two times the same perturbed runs differ: {}",
+    throw InfrastructureError(fmt::format("{}: the same perturbed runs, made twice, differ: {}",
                                           item.slug(), describe(key)));
   }
   known.is_repeated = true;
