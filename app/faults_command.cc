@@ -52,10 +52,10 @@ void declare_faults(OptionTable& table) {
       "ids of the catalog (isoshard list faults), as arguments, too; default: all that are built. "
       "After the word run: each in fp32 and bf16, as a table; the word study: random bugs that no "
       "catalog lists, judged by isoshard and by weaker checks");
-  add("class", po::value<std::string>(), "the faults of these classes alone, such as AB");
-  add("benign", po::bool_switch(), "the benign variations in their place: none may be alarmed");
+  add("class", po::value<std::string>(), "only the faults of these classes, such as AB");
+  add("benign", po::bool_switch(), "the benign variations instead: each must conform");
   auto study = table.group("study");
-  study("seed", po::value<std::uint64_t>()->default_value(1), "of the stream of random bugs");
+  study("seed", po::value<std::uint64_t>()->default_value(1), "seed of the stream of random bugs");
   study("first", po::value<std::int64_t>()->default_value(0), "number of the first bug");
   study("count", po::value<std::int64_t>()->default_value(200), "number of bugs");
   study("curve-steps", po::value<int>()->default_value(100),

@@ -135,10 +135,10 @@ void declare_attach_options(OptionTable& table) {
       "the ranks are the processes that mpirun, or srun with PMIx, has started; with NCCL also "
       "torchrun");
   add("persistent-ranks", po::value<int>(),
-      "fork so many processes once, which are the ranks of all worlds of this run and meet through "
-      "NCCL");
+      "fork this many processes once; they are the ranks of all worlds of this run and communicate "
+      "through NCCL");
   add("expect-world-size", po::value<int>(),
-      "with --attach: the number of processes there must be; another one is an error");
+      "with --attach: the number of processes that the job must have");
 }
 
 std::optional<int> run_on_persistent_ranks(

@@ -254,7 +254,7 @@ void declare_train_options(OptionTable& table) {
       "them");
   add("dtype", list(), "fp32 bf16 fp16 fp64 (default: the preset's)");
   add("steps", po::value<int>(), "training steps (default: 100)");
-  add("num-epochs", po::value<int>(), "at most so many passes over the samples");
+  add("num-epochs", po::value<int>(), "the most passes over the samples");
   judging(
       "reference", po::value<std::string>()->default_value("run"),
       "run (train it and its perturbed runs), none (nothing is judged), or the loss_reference.json "
@@ -262,9 +262,9 @@ void declare_train_options(OptionTable& table) {
   judging("perturbed-runs", po::value<int>()->default_value(kPerturbedRuns),
           "runs of the reference with weights one ulp away: the bounds are made of them");
   judging("check-interval", po::value<int>()->default_value(10),
-          "steps between two comparisons of what ranks hold copies of");
+          "steps between two comparisons of the copies that ranks hold");
   output("log-interval", po::value<int>()->default_value(0),
-         "print the losses of every so many steps; 0: none");
+         "print the losses every N steps; 0: never");
   judging("fault", po::value<std::string>(),
           "inject a fault of the catalog (isoshard list faults): the run must then exit with 1");
   checkpoints("resume", po::value<std::string>(),

@@ -59,7 +59,7 @@ void print_overview(const ProgramWords& program, std::span<const Command> comman
     print_in_columns(command.name, command.summary);
   }
   if (!program.test.empty()) {
-    print("\nby the launcher ./isoshard\n");
+    print("\nonly with the launcher ./isoshard\n");
     print_in_columns("test", program.test);
   }
   print("\nexample: {0} {1}\n         {0} COMMAND --help\n\n{2}", program.name, program.example,
