@@ -380,7 +380,7 @@ TEST(BenchRegression, NeedsRunsOfThisMachine) {
   const ChildResult other = run_bench_in(folder, {"bench", "compare", "other.json"});
 
   EXPECT_EQ(other.exit_code, 3);
-  EXPECT_THAT(other.error, HasSubstr("is no result of isoshard bench"));
+  EXPECT_THAT(other.error, HasSubstr("must be a result of isoshard bench"));
 }
 
 BenchPlan plan_of_flags(const Arguments& flags) {

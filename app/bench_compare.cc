@@ -63,7 +63,7 @@ void read_stored(const std::string& path, const Read& read) {
   try {
     read();
   } catch (const nlohmann::json::exception& error) {
-    throw FileError(fmt::format("{}: is no result of isoshard bench: {}", path, error.what()));
+    throw FileError(fmt::format("{}: must be a result of isoshard bench: {}", path, error.what()));
   }
 }
 

@@ -137,7 +137,7 @@ TEST(ConvergeFlags, ThatBreakARuleAreRefusedByItsName) {
 
 TEST(ConvergeFlags, ThatAreWrongAreRefused) {
   refuses({"--preset", "5d"}, 2, "--preset must be one of fsdp, 3d");
-  refuses({"--test", "async-tp"}, 2, "async-tp is not in this build");
+  refuses({"--test", "async-tp"}, 2, "async-tp is not built");
   refuses({"--test", "tp=2", "--test", "tp=2"}, 2, "must name each set once");
   refuses({"--seeds", "0,0"}, 2, "must name each seed once");
   refuses({"--seeds", "x"}, 2, "must be whole numbers");

@@ -197,9 +197,8 @@ int run_doctor(const ParsedOptions& options) {
 Command doctor_command() {
   return {
       "doctor",
-      "show what is installed and what the machine offers, and run a 2-rank self-test; of the "
-      "hosts "
-      "of a job, what differs",
+      "show what is installed and what the machine offers, and run a 2-rank self-test; with "
+      "--attach show what differs between the hosts of a job",
       "doctor [options]",
       "  isoshard doctor\n"
       "  mpirun -n 8 --hostfile hosts isoshard doctor --attach   versions, rounding, clocks, links "

@@ -76,7 +76,7 @@ int degree_of(const std::string& text) {
   std::istringstream stream(text);
   int degree = 0;
   if (!(stream >> degree) || !stream.eof())
-    throw UsageError(fmt::format("--tp {}: not a whole number", text));
+    throw UsageError(fmt::format("--tp must be a whole number, got '{}'", text));
   return degree;
 }
 
@@ -137,15 +137,15 @@ int run_experiments(const ParsedOptions& options) {
 
 Command experiment_command() {
   return {"experiment",
-          "how far tensor parallelism moves a forward pass, and why, in the tables of "
+          "measure how far tensor parallelism moves a forward pass, in the tables of "
           "docs/experiments.md",
           "experiment init|column-row|stack|growth [options]",
-          "  isoshard experiment init                          initial weights of tp 1, 2 and 4 "
+          "  isoshard experiment init                           initial weights of tp 1, 2 and 4 "
           "are bit-equal\n"
-          "  isoshard experiment column-row                    column-parallel is exact, "
+          "  isoshard experiment column-row                     column-parallel is exact, "
           "row-parallel is not: each reduction order\n"
-          "  isoshard experiment stack --order ring,tree       how 16 column-row pairs add up\n"
-          "  isoshard experiment growth --full --output-dir r  28 layers at the published sizes, "
+          "  isoshard experiment stack --order ring,tree        how 16 column-row pairs add up\n"
+          "  isoshard experiment growth --full --output-dir r   28 layers at the published sizes, "
           "bf16 and fp32",
           declare_experiment,
           run_experiments,

@@ -92,7 +92,8 @@ void print_fault(const Fault& fault) {
 int run_explain(const ParsedOptions& options) {
   if (!options.given("id"))
     throw UsageError(
-        "explain what? a contract (isoshard list contracts) or a fault (isoshard list faults)");
+        "nothing selected: name a contract (isoshard list contracts) or a fault (isoshard list "
+        "faults)");
   const auto& id = options.get<std::string>("id");
   if (const Fault* fault = built_in_fault(id)) {
     print_fault(*fault);

@@ -52,10 +52,10 @@ void declare_faults(OptionTable& table) {
       "ids of the catalog (isoshard list faults), as arguments, too; default: all that are built. "
       "After the word run: each in fp32 and bf16, as a table; the word study: random bugs that no "
       "catalog lists, judged by isoshard and by weaker checks");
-  add("class", po::value<std::string>(), "the faults of these classes alone, such as AB");
-  add("benign", po::bool_switch(), "the benign variations in their place: none may be alarmed");
+  add("class", po::value<std::string>(), "only the faults of these classes, such as AB");
+  add("benign", po::bool_switch(), "the benign variations instead: each must conform");
   auto study = table.group("study");
-  study("seed", po::value<std::uint64_t>()->default_value(1), "of the stream of random bugs");
+  study("seed", po::value<std::uint64_t>()->default_value(1), "seed of the stream of random bugs");
   study("first", po::value<std::int64_t>()->default_value(0), "number of the first bug");
   study("count", po::value<std::int64_t>()->default_value(200), "number of bugs");
   study("curve-steps", po::value<int>()->default_value(100),
@@ -81,11 +81,11 @@ Ids ids_of(const ParsedOptions& options) {
     Ids ids = options.get<Ids>("fault");
     ids.erase(ids.begin());
     if (!ids.empty() && options.given("class"))
-      throw UsageError("--class chooses faults, and so do ids: give one of them");
+      throw UsageError("--class and ids both choose faults; leave one of them out");
     if (!ids.empty()) return ids;
   } else if (options.given("fault")) {
     if (is_benign || options.given("class"))
-      throw UsageError("--class and --benign choose faults, and so do ids: give one of them");
+      throw UsageError("--class, --benign and ids each choose faults; give only one of them");
     return options.get<Ids>("fault");
   }
   const std::string classes = options.given("class") ? options.get<std::string>("class") : "";
@@ -106,7 +106,8 @@ void refuse_study_options(const ParsedOptions& options) {
   for (const char* const name : {"seed", "first", "count", "curve-steps"}) {
     const auto origin = options.origins.find(name);
     if (options.given(name) && origin != options.origins.end() && origin->second == "command line")
-      throw UsageError(fmt::format("--{} must be left out but with 'isoshard faults study'", name));
+      throw UsageError(
+          fmt::format("--{} is an option of 'isoshard faults study'; leave it out", name));
   }
 }
 
@@ -114,9 +115,10 @@ void refuse_study_options(const ParsedOptions& options) {
 int run_faults_study(const ParsedOptions& options) {
   if (options.get<Ids>("fault").size() > 1 || options.given("class") ||
       options.get<bool>("benign") || options.given("report"))
-    throw UsageError("study takes no ids, and --class, --benign and --report must be left out");
+    throw UsageError("study chooses its own bugs; leave out ids, --class, --benign and --report");
   if (!options.given("output-dir"))
-    throw UsageError("study needs --output-dir DIR, where it writes what it finds as it goes");
+    throw UsageError(
+        "study needs --output-dir DIR, where it writes each result as soon as it is known");
   const StudyPlan plan{.seed = options.get<std::uint64_t>("seed"),
                        .first = options.get<std::int64_t>("first"),
                        .count = options.get<std::int64_t>("count"),

@@ -455,7 +455,7 @@ TEST(Flags, SayWhereWeightsAndBatchesGo) {
   EXPECT_EQ(files({"--save-init-weights", "a", "--init-weights", "b"}).save_weights, "a");
   EXPECT_EQ(files({"--save-batch=c"}).save_batch, "c");
   EXPECT_THAT([&] { (void)files({"--save_init_weights"}); },
-              ThrowsMessage<UsageError>(HasSubstr("say where to")));
+              ThrowsMessage<UsageError>(HasSubstr("must know where to write")));
   EXPECT_THAT(
       [&] {
         (void)files({"--input_dir", "/nonexistent"});

@@ -78,7 +78,8 @@ Request request_of(const ParsedOptions& options) {
   Request request;
   request.action = text_option(options, "action");
   if (request.action.empty())
-    throw UsageError(fmt::format("nothing selected: golden {}", join_names(kActions)));
+    throw UsageError(
+        fmt::format("nothing selected: golden must be told what to do: {}", join_names(kActions)));
   if (std::ranges::find(kActions, request.action) == kActions.end())
     throw UsageError(fmt::format("unknown action '{}'{}; known are {}", request.action,
                                  did_you_mean(request.action, kActions), join_names(kActions)));
@@ -93,7 +94,8 @@ Request request_of(const ParsedOptions& options) {
   const auto refuse = [&](const char* flag, bool given,
                           std::initializer_list<const char*> actions) {
     if (given && std::ranges::find(actions, request.action) == actions.end())
-      throw UsageError(fmt::format("--{} is not for golden {}", flag, request.action));
+      throw UsageError(
+          fmt::format("--{} is not an option of golden {}; leave it out", flag, request.action));
   };
   refuse("reason", options.given("reason"), {"accept"});
   refuse("remove", plan.removes, {"accept"});
@@ -121,7 +123,8 @@ int run_golden(const ParsedOptions& options) {
   Request request = request_of(options);
   request.plan.most_ranks = ranks_of_job(options);
   if (request.plan.most_ranks != 0 && request.action != "verify")
-    throw UsageError(fmt::format("--attach is not for golden {}", request.action));
+    throw UsageError(
+        fmt::format("--attach is not an option of golden {}; leave it out", request.action));
   if (!reports_here()) request.report_dir.clear();
   const bool records = request.action == "record", accepts = request.action == "accept";
   if (records || accepts) refuse_in_ci(fmt::format("to {} a golden", request.action));

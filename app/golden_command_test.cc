@@ -166,7 +166,7 @@ TEST_F(GoldenCommand, UsageIsExitTwoBeforeAnythingRuns) {
       {{"golden", "review", "--output-dir", "none"}, "nothing selected"},
       {{"golden", "record", kName, "--output-dir", "x", "--golden-dir", "./x"},
        "only accept writes to"},
-      {{"golden", "verify", kName, "--reason", "x"}, "--reason is not for golden verify"},
+      {{"golden", "verify", kName, "--reason", "x"}, "--reason is not an option of golden verify"},
       {{"golden", "accept", "--remove", "--reason", "x"}, "name the goldens to --remove"},
       {{"golden", "record", kName, "--fault", "dp_sum_mising"}, "did you mean"},
   };

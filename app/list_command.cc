@@ -84,14 +84,15 @@ int run_list(const ParsedOptions& options) {
   std::vector<std::string> known;
   for (const auto& [name, function] : lists) known.push_back(name);
   if (!options.given("what"))
-    throw UsageError(fmt::format("list what? one of: {}", fmt::join(known, ", ")));
+    throw UsageError(
+        fmt::format("nothing selected: list must be told what: {}", fmt::join(known, ", ")));
   const auto& what = options.get<std::string>("what");
   for (const auto& [name, function] : lists) {
     if (name != what) continue;
     function();
     return kExitConforms;
   }
-  throw UsageError(fmt::format("cannot list '{}'{}; one of: {}", what, did_you_mean(what, known),
+  throw UsageError(fmt::format("unknown list '{}'{}; known are {}", what, did_you_mean(what, known),
                                fmt::join(known, ", ")));
 }
 

@@ -38,7 +38,7 @@ int run_oracle(const ParsedOptions& options) {
 
 Command oracle_command() {
   return {"oracle",
-          "hold our models to the numbers of Hugging Face transformers",
+          "compare the built-in models with numbers of Hugging Face transformers",
           "oracle DIR...",
           "  isoshard oracle fixtures/oracle/qwen2_tied_gqa fixtures/oracle/qwen2_untied_mha",
           declare_oracle,

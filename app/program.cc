@@ -64,7 +64,7 @@ int run_program(const std::vector<std::string>& arguments) {
   install_interrupt_handler();
   const std::vector<Command> commands = in_groups(
       {{"judge runs", {verify_command(), train_command(), converge_command(), compare_command()}},
-       {"hold this program to something",
+       {"test this program",
         {faults_command(), oracle_command(), golden_command(), experiment_command()}},
        {"measure", {bench_command()}},
        {"show results", {report_command(), plot_command(), bisect_command()}},

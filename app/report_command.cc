@@ -48,7 +48,7 @@ int run_report(const ParsedOptions& options) {
   try {
     write_file_atomically(output, html_of(report));
   } catch (const nlohmann::json::exception& error) {
-    throw FileError(input.string() + ": is no report of isoshard: " + error.what());
+    throw FileError(input.string() + ": must be a report of isoshard: " + error.what());
   }
   print("{}\n", output.string());
   return kExitConforms;

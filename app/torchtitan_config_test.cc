@@ -174,8 +174,8 @@ TEST(TorchtitanConfig, RefusesWrongValues) {
   refuses("[parallelism]\ntensor_parallel_degree = 1.5", "must be a whole number, got 1.5");
   refuses("[optimizer]\nbeta1 = 0.8", "optimizer.beta1 must be 0.9");
   refuses("[training]\nbatch_size = 4\nlocal_batch_size = 4", "must not both be there");
-  refuses("[training\nsteps = 3", "is no TOML");
-  refuses("\xff\xfe", "is no TOML");
+  refuses("[training\nsteps = 3", "must be TOML");
+  refuses("\xff\xfe", "must be TOML");
   refuses("[training]\nsteps = 1979-05-27", "training.steps must be a number");
   refuses(
       "[training]\nlocal_batch_size = 99999999999\n[parallelism]\n"
@@ -185,7 +185,7 @@ TEST(TorchtitanConfig, RefusesWrongValues) {
       "[training]\nlocal_batch_size = 8\n[parallelism]\npipeline_parallel_degree = 2\n"
       "pipeline_parallel_microbatch_size = 3",
       "must be a multiple of pipeline_parallel_microbatch_size 3, got 8");
-  refuses("[lr_scheduler]\nmin_lr_factor = 0.1", "must stand beside optimizer.lr");
+  refuses("[lr_scheduler]\nmin_lr_factor = 0.1", "needs optimizer.lr");
 }
 
 }  // namespace

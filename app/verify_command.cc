@@ -111,7 +111,7 @@ int run_verify(const ParsedOptions& given) {
 Command verify_command() {
   return {
       "verify",
-      "judge our parallel training against a single process, tensor by tensor",
+      "judge parallel training steps against a single process, tensor by tensor",
       "verify [options]",
       "  isoshard verify                                            Qwen2.5-0.5B cut to 2 "
       "layers: ddp and autotp on 2 and 4 processes\n"

@@ -135,10 +135,10 @@ void declare_attach_options(OptionTable& table) {
       "the ranks are the processes that mpirun, or srun with PMIx, has started; with NCCL also "
       "torchrun");
   add("persistent-ranks", po::value<int>(),
-      "fork so many processes once, which are the ranks of all worlds of this run and meet through "
-      "NCCL");
+      "fork this many processes once; they are the ranks of all worlds of this run and communicate "
+      "through NCCL");
   add("expect-world-size", po::value<int>(),
-      "with --attach: the number of processes there must be; another one is an error");
+      "with --attach: the number of processes that the job must have");
 }
 
 std::optional<int> run_on_persistent_ranks(
@@ -219,8 +219,8 @@ std::vector<std::string> fit_to_job(const ParsedOptions& options, std::vector<Ca
   std::erase_if(cases, [&](const Case& item) {
     if (item.reload_after != 0) {
       throw UsageError(
-          "--reload-after needs ranks that share a folder for a while, which --attach does not "
-          "know to be so; leave one of them out");
+          "--reload-after needs a folder that all ranks share, which --attach does not provide; "
+          "leave one of them out");
     }
     most = std::max(most, item.world_size());
     if (item.world_size() <= num_ranks) return false;

@@ -175,7 +175,7 @@ void declare_bench_options(OptionTable& table) {
   model("autocast", po::bool_switch(),
         "fp32 parameters, matrix products in --dtype, as torch.autocast");
   model("deadline", po::value<double>(),
-        "seconds for which no rank may get any further before the run counts as hung");
+        "seconds without progress of any rank after which the run counts as hung");
   declare_setting_options(table, kOwnMeaning);
   declare_report_file(table);
   declare_attach_options(table);
@@ -194,12 +194,12 @@ void declare_bench_options(OptionTable& table) {
       "sides", po::value<std::vector<std::string>>()->multitoken()->composing(),
       "of compare: results_*.json, or flags without dashes such as \"impl=autotp zero-stage=2\"");
   compare("pairs", po::value<int>()->default_value(5), "of compare: runs of each side, at least 3");
-  compare("confidence", po::value<double>()->default_value(0.95),
-          "of compare: that of the interval");
-  compare("allowed-slowdown", po::value<double>()->default_value(0.05),
+  compare("confidence", po::value<double>()->default_value(0.95, "0.95"),
+          "of compare: confidence of the interval");
+  compare("allowed-slowdown", po::value<double>()->default_value(0.05, "0.05"),
           "of compare with a single stored run: the relative slowdown that is still accepted");
   compare("memory", po::value<std::string>(),
-          "of plan: what each process has, such as 80GB (10^9) or 80GiB");
+          "of plan: memory of each process, such as 80GB (10^9) or 80GiB");
   compare("vary", po::value<std::vector<std::string>>()->multitoken()->composing(),
           "of sweep and plan: flags and their values, such as tp=1,2 zero-stage=0,1,2 (default: "
           "all degrees that --nproc-per-node allows, and the ZeRO stages)");
@@ -238,8 +238,8 @@ BenchPlan planned_bench_of(const ParsedOptions& options) {
   apply_subject_options(options, cases);
   plan.warmup_steps = at_least(options, "warmup-steps", 0, 10'000'000);
   if (plan.warmup_steps >= item.steps)
-    throw UsageError(fmt::format("--warmup-steps {}: it must be below the {} steps of the run",
-                                 plan.warmup_steps, item.steps));
+    throw UsageError(fmt::format("--warmup-steps must be below the {} steps of the run, got {}",
+                                 item.steps, plan.warmup_steps));
   plan.log_interval = at_least(options, "log-interval", 0, 10'000'000);
   plan.repeat = at_least(options, "repeat", 1, kMostRepeats);
   plan.is_gated = !options.get<bool>("ungated");

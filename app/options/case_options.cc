@@ -104,8 +104,10 @@ void declare_case_options(OptionTable& table) {
   add("num-workers", po::value<int>(),
       "number of ranks: must be pp x dp x cp x tp; of ddp alone it is the dp degree");
   add("deadline", po::value<double>(),
-      "seconds for which no rank may get any further (enter or finish a collective, begin a phase, "
-      "end) before the run counts as hung (default: by the size of the case, at least 120)");
+      "seconds without progress of any rank (entering or finishing a collective, beginning a "
+      "phase, "
+      "ending) after which the run counts as hung (default: by the size of the case, at least "
+      "120)");
   declare_setting_options(table);
   declare_input_options(table);
   for (const auto& [alias, name] : {std::pair{"tp-size", "tp"},

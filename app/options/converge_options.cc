@@ -207,8 +207,8 @@ void declare_converge_options(OptionTable& table) {
        fmt::format("{} (default: table; with --test: fsdp)", join_names(presets)).c_str());
   sets(
       "test", list(),
-      fmt::format("a test set, as tp=2,pp=2,cp=2: degrees and techniques that the control, 1D FSDP "
-                  "on dp ranks, has not; may be given several times. Techniques: {}",
+      fmt::format("a test set, such as tp=2,pp=2,cp=2: degrees and techniques that the control, 1D "
+                  "FSDP on dp ranks, lacks; may be given several times. Techniques: {}",
                   join_names(technique_names()))
           .c_str());
   sets("seeds", list(), "random seeds; each has a control of its own (default: 0)");
@@ -222,9 +222,9 @@ void declare_converge_options(OptionTable& table) {
   sets("base-global-batch", po::value<std::int64_t>()->default_value(kBaseGlobalBatch),
        "samples a step for which the rate is given, with --scale-lr");
   judging("perturbed-runs", po::value<int>()->default_value(kPerturbedRuns),
-          "runs of the control with weights one ulp away: what is allowed is made of them");
+          "runs of the control with weights one ulp away: the bounds are made of them");
   judging("check-interval", po::value<int>()->default_value(10),
-          "steps between two comparisons of what ranks hold copies of");
+          "steps between two comparisons of the copies that ranks hold");
   judging("fault", po::value<std::string>(),
           "inject a fault of the catalog into the test sets: they must then diverge");
   output("output-dir", po::value<std::string>(),

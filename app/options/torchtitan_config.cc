@@ -309,9 +309,7 @@ void take_key(const std::vector<Key>& keys, const Value& value, bool is_string, 
 int micro_batches_of(const Gathered& all) {
   const auto batch = all.options.find("batch-size");
   if (batch == all.options.end())
-    throw FileError(
-        "pipeline_parallel_microbatch_size must stand beside training.local_batch_size, got no "
-        "local batch");
+    throw FileError("pipeline_parallel_microbatch_size needs training.local_batch_size, got none");
   const int local = whole_number({all.origins.at("batch-size"), batch->second});
   if (local % all.micro_batch_size != 0)
     throw FileError(
@@ -379,7 +377,7 @@ TorchtitanConfig config_of(Gathered all) {
   choose_layers(all);
   if (all.shards > 0) all.options["dp"] = std::to_string(std::int64_t{all.shards} * all.replicas);
   if (all.min_rate_factor > 0 && !all.options.contains("learning-rate"))
-    throw FileError("lr_scheduler.min_lr_factor must stand beside optimizer.lr, got no rate");
+    throw FileError("lr_scheduler.min_lr_factor needs optimizer.lr, got none");
   if (all.min_rate_factor > 0)
     all.options["min-lr"] =
         fmt::format("{}", all.min_rate_factor * std::stod(all.options.at("learning-rate")));
@@ -417,7 +415,7 @@ TorchtitanConfig parse_torchtitan_config(std::string_view text,
     }
     return config_of(std::move(all));
   } catch (const toml::parse_error& error) {
-    throw FileError(fmt::format("{}: is no TOML: {} (line {})", origin.string(),
+    throw FileError(fmt::format("{}: must be TOML: {} (line {})", origin.string(),
                                 error.description(), error.source().begin.line));
   } catch (const FileError& error) {
     throw FileError(fmt::format("{}: {}", origin.string(), error.what()));

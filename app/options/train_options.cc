@@ -83,7 +83,7 @@ Strings subjects_of(const ParsedOptions& options, const Case& base, const std::s
   for (const std::string& subject : selected) (void)subject_spec(subject);
   for (auto it = selected.begin(); it != selected.end(); ++it) {
     if (std::find(selected.begin(), it, *it) != it)
-      throw UsageError(fmt::format("--subjects names {} twice", *it));
+      throw UsageError(fmt::format("--subjects must name each subject once, got {} twice", *it));
   }
   return selected;
 }
@@ -108,14 +108,15 @@ void apply_degrees(const ParsedOptions& options, const Strings& selected, const 
   for (const std::string& subject : selected) own = with_pp_and_cp(options, subject, own);
   if (workers != 0 && workers != own.num_ranks())
     throw UsageError(
-        fmt::format("--num-workers {}: {} has {} ranks", workers, describe(own), own.num_ranks()));
+        fmt::format("--num-workers {}: {} has {} ranks; give that number, or leave it out", workers,
+                    describe(own), own.num_ranks()));
 }
 
 /// At most so many steps as the epochs have.
 void apply_epochs(const ParsedOptions& options, Case& base) {
   if (!options.given("num-epochs")) return;
   const int epochs = options.get<int>("num-epochs");
-  if (epochs < 1) throw UsageError(fmt::format("--num-epochs {}: it must be at least 1", epochs));
+  if (epochs < 1) throw UsageError(fmt::format("--num-epochs must be at least 1, got {}", epochs));
   // refused with the numbers later
   if (base.degrees.dp < 1 || base.batch_size < 1 || base.micro_batches < 1) return;
   const std::optional<std::int64_t> samples = samples_per_epoch(base);
@@ -230,7 +231,7 @@ void apply_checkpoints(const ParsedOptions& options, TrainRequest& request) {
     for (Case* item : all) *item = resumed_case(*item, stored(options, "resume").string());
   }
   if (options.given("save-after") && !options.given("save-checkpoint"))
-    throw UsageError(fmt::format("--save-after {}: say where, with --save-checkpoint",
+    throw UsageError(fmt::format("--save-after {}: say where to, with --save-checkpoint DIR",
                                  options.get<int>("save-after")));
   if (!options.given("save-checkpoint")) return;
   for (Case* item : all) {
@@ -253,7 +254,7 @@ void declare_train_options(OptionTable& table) {
       "them");
   add("dtype", list(), "fp32 bf16 fp16 fp64 (default: the preset's)");
   add("steps", po::value<int>(), "training steps (default: 100)");
-  add("num-epochs", po::value<int>(), "at most so many passes over the samples");
+  add("num-epochs", po::value<int>(), "the most passes over the samples");
   judging(
       "reference", po::value<std::string>()->default_value("run"),
       "run (train it and its perturbed runs), none (nothing is judged), or the loss_reference.json "
@@ -261,9 +262,9 @@ void declare_train_options(OptionTable& table) {
   judging("perturbed-runs", po::value<int>()->default_value(kPerturbedRuns),
           "runs of the reference with weights one ulp away: the bounds are made of them");
   judging("check-interval", po::value<int>()->default_value(10),
-          "steps between two comparisons of what ranks hold copies of");
+          "steps between two comparisons of the copies that ranks hold");
   output("log-interval", po::value<int>()->default_value(0),
-         "print the losses of every so many steps; 0: none");
+         "print the losses every N steps; 0: never");
   judging("fault", po::value<std::string>(),
           "inject a fault of the catalog (isoshard list faults): the run must then exit with 1");
   checkpoints("resume", po::value<std::string>(),
@@ -315,14 +316,15 @@ TrainRequest train_request_of(const ParsedOptions& options) {
   request.check_interval = options.get<int>("check-interval");
   request.log_interval = options.get<int>("log-interval");
   if (request.perturbed_runs < 1 || request.perturbed_runs > 100)
-    throw UsageError(fmt::format("--perturbed-runs {}: give 1 to 100, or --reference none",
-                                 request.perturbed_runs));
+    throw UsageError(fmt::format(
+        "--perturbed-runs must be from 1 to 100, got {}; for none give --reference none",
+        request.perturbed_runs));
   if (request.check_interval < 1)
     throw UsageError(
-        fmt::format("--check-interval {}: it must be at least 1", request.check_interval));
+        fmt::format("--check-interval must be at least 1, got {}", request.check_interval));
   if (request.log_interval < 0)
     throw UsageError(
-        fmt::format("--log-interval {}: it must not be negative", request.log_interval));
+        fmt::format("--log-interval must be at least 0, got {}", request.log_interval));
   if (options.given("output-dir")) request.output_dir = options.get<std::string>("output-dir");
   if (options.given("storage-path") && !options.given("save-checkpoint") &&
       !options.given("resume"))

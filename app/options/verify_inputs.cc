@@ -30,7 +30,7 @@ Ways ways_of(const ParsedOptions& options, const std::string& read, const std::s
              const char* file_name) {
   Ways ways{text_of(options, read), text_of(options, save)};
   if (options.given(read) && ways.read.empty())
-    throw UsageError(fmt::format("--{}: no file is named", read));
+    throw UsageError(fmt::format("--{} must name a file", read));
   if (options.given("input-dir")) {
     if (!ways.read.empty())
       throw UsageError(
@@ -45,8 +45,9 @@ Ways ways_of(const ParsedOptions& options, const std::string& read, const std::s
   } else if (options.given("output-dir")) {
     ways.save = fs::path(options.get<std::string>("output-dir")) / file_name;
   } else {
-    throw UsageError(fmt::format("--{}: say where to: --{} FILE, or --{} FILE, or --output-dir DIR",
-                                 save, save, read));
+    throw UsageError(
+        fmt::format("--{} must know where to write: give --{} FILE, --{} FILE or --output-dir DIR",
+                    save, save, read));
   }
   return ways;
 }
@@ -83,11 +84,11 @@ InputFiles input_files_of(const ParsedOptions& options) {
   for (const char* other : {"data", "data-dtype", "tail"}) {
     if (!batch.read.empty() && options.given(other))
       throw UsageError(fmt::format(
-          "--{}: a batch file holds the samples in their order; leave one of the two out", other));
+          "--{}: a batch file fixes the samples and their order; leave one of the two out", other));
   }
   if (!batch.read.empty() && options.get<bool>("shuffle"))
     throw UsageError(
-        "--shuffle: a batch file holds the samples in their order; leave one of the two out");
+        "--shuffle: a batch file fixes the samples and their order; leave one of the two out");
   return {weights.read, batch.read, weights.save, batch.save};
 }
 

@@ -103,8 +103,9 @@ std::vector<Case> expand(const ParsedOptions& options, const std::vector<Case>& 
   for (const Case& item : result) {
     const Degrees degrees = with_pp_and_cp(options, item.subject, item.degrees);
     if (options.given("num-workers") && degrees.num_ranks() != workers)
-      throw UsageError(fmt::format("--num-workers {}: {} has {} ranks ({})", workers, item.slug(),
-                                   degrees.num_ranks(), describe(degrees)));
+      throw UsageError(
+          fmt::format("--num-workers {}: {} has {} ranks ({}); give that number, or leave it out",
+                      workers, item.slug(), degrees.num_ranks(), describe(degrees)));
   }
   if (result.empty())
     throw UsageError(
@@ -238,7 +239,7 @@ void declare_verify_options(OptionTable& table) {
   auto add = table.group("cases"), judging = table.group("judging"), output = table.group("output");
   add("failed-from", po::value<std::string>(),
       "run again the cases that were wrong in this folder's report.json, with the options of that "
-      "run; options given beside it come first");
+      "run; other options of this command override them");
   add("preset", po::value<std::string>(),
       "where to start from: default (Qwen2.5-0.5B cut to 2 layers, bf16, 2 x 128 tokens of text "
       "per dp rank), small (2 layers, hidden "
@@ -268,13 +269,15 @@ void declare_verify_options(OptionTable& table) {
           "after this step every rank saves a checkpoint and the run resumes from it: what is "
           "loaded must be what was saved, bit by bit");
   judging("repeat", po::value<int>()->default_value(1),
-          "runs of each subject, compared bit by bit with the first; from the second on ranks are "
-          "delayed at random before collectives, so that a race shows");
-  judging("fail-fast", po::bool_switch(),
-          "end with the first case that is not as it should be: the others do not run, and the "
-          "report says how many");
+          "number of runs of each subject, compared bit by bit with the first; from the second on "
+          "ranks "
+          "are delayed at random before collectives, so that a race shows");
+  judging(
+      "fail-fast", po::bool_switch(),
+      "end with the first case that does not conform: the others do not run, and the report says "
+      "how many");
   judging("require", po::value<std::string>()->default_value("any"),
-          "exact: a case that conforms within tolerance only exits with 1; any");
+          "any, or exact: a case that conforms only within tolerance exits with 1");
   judging("record-partials", po::bool_switch(),
           "record each rank's summand of row-parallel outputs as <module>.partial");
   output("tables", po::value<std::string>()->default_value("auto"),
@@ -330,8 +333,8 @@ VerifyRequest verify_request_of(const ParsedOptions& options) {
         "--fail-fast must be left out with --attach: all processes of a job run the same cases");
   request.repeat = options.get<int>("repeat");
   if (request.repeat < 1 || request.repeat > kMostRepeats)
-    throw UsageError(fmt::format("--repeat {}: it must be at least 1 and at most {}",
-                                 request.repeat, kMostRepeats));
+    throw UsageError(
+        fmt::format("--repeat must be from 1 to {}, got {}", kMostRepeats, request.repeat));
   request.require = parse_required_strength(options.get<std::string>("require"));
   return request;
 }

@@ -59,7 +59,7 @@ void print_overview(const ProgramWords& program, std::span<const Command> comman
     print_in_columns(command.name, command.summary);
   }
   if (!program.test.empty()) {
-    print("\nby the launcher ./isoshard\n");
+    print("\nonly with the launcher ./isoshard\n");
     print_in_columns("test", program.test);
   }
   print("\nexample: {0} {1}\n         {0} COMMAND --help\n\n{2}", program.name, program.example,
@@ -132,8 +132,8 @@ void print_made(const ProgramWords& program, std::span<const Command> commands,
     for (const Command& command : commands) known.push_back(command.name);
     const auto found = std::ranges::find(commands, of, &Command::name);
     if (found == commands.end())
-      throw UsageError(
-          fmt::format("man '{}'{}; known are {}", of, did_you_mean(of, known), join_names(known)));
+      throw UsageError(fmt::format("man takes the name of a command, got '{}'{}; known are {}", of,
+                                   did_you_mean(of, known), join_names(known)));
     print(man_page(program, *found));
   }
   require_printed();

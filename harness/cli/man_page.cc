@@ -192,8 +192,8 @@ std::string completion_script(const ProgramWords& program, std::span<const Comma
   if (shell == "zsh") return zsh_script(program, commands);
   if (shell == "fish") return fish_script(program, commands);
   const std::vector<std::string> known = {"bash", "zsh", "fish"};
-  throw UsageError(fmt::format("completion '{}'{}; known are {}", shell,
-                               did_you_mean(std::string(shell), known), join_names(known)));
+  throw UsageError(fmt::format("completion takes the name of a shell, got '{}'{}; known are {}",
+                               shell, did_you_mean(std::string(shell), known), join_names(known)));
 }
 
 }  // namespace isoshard

@@ -47,27 +47,27 @@ void declare_compare(OptionTable& table) {
           "allowed relative Frobenius error (default: the reference's responses if it has them, "
           "else every bit must be equal)");
   judging("require", po::value<std::string>()->default_value("any"),
-          "exact: a run that conforms within tolerance only exits with 1; any");
+          "any, or exact: a run that conforms only within tolerance exits with 1");
   judging("allow-different-settings", po::bool_switch(),
           "compare runs whose settings (manifest.json) differ, or that state none");
   judging(
       "allow-different-origins", po::bool_switch(),
       "take the judged run's word that its batches come from a file: how its samples were drawn, "
-      "and where its sampler and masks stand, is not judged");
+      "and the position of its sampler and masks, is not judged");
   judging("allow-unsealed", po::bool_switch(),
-          "take bundles of schema 1, whose files no hashes seal");
+          "accept bundles of schema 1, which have no hashes of their files");
   judging("not-recorded", po::value<std::string>(),
           "records that the judged run need not have: KIND/NAME with * and ?, several with commas");
   judging("partial", po::value<std::string>(),
-          "records that may be sums still to be made over ranks, such as scalar/loss; patterns as "
-          "above");
+          "records that may be partial sums over ranks, such as scalar/loss; patterns as above");
   judging("grad-scale", po::value<double>(),
           "factor on the judged run's activation gradients, without a loss scale (default: what "
           "the trusted bundle says)");
   judging("only", po::value<std::string>(),
-          "judge these records and data ids alone: patterns as above; what the judged run lacks of "
-          "others is counted in the verdict");
-  judging("at-steps", po::value<std::string>(), "judge these steps alone, such as 0,3");
+          "judge only these records and data ids: patterns as above; the verdict counts the others "
+          "that "
+          "the judged run lacks");
+  judging("at-steps", po::value<std::string>(), "judge only these steps, such as 0,3");
   judging("mesh", po::value<std::string>(),
           "the mesh that the judged run must have, such as dp=2,tp=2");
   auto output = table.group("output");

@@ -117,13 +117,13 @@ std::string all_keys() {
         "are the same; set --dp for both");
   for (const auto& [name, why] : kLacking) {
     if (key == name)
-      throw UsageError(fmt::format("--test: {} is not in this build ({}); what there is: {}", key,
-                                   why, all_keys()));
+      throw UsageError(
+          fmt::format("--test: {} is not built ({}); known are {}", key, why, all_keys()));
   }
   if (const Setting* setting = find_setting(key); setting != nullptr) {
     const std::vector<std::string> takers = subjects_that_take(setting->name);
     if (!takers.empty() && std::ranges::count(takers, kTestSubject) == 0)
-      throw UsageError(fmt::format("--test: {} is of {} alone; what there is: {}", key,
+      throw UsageError(fmt::format("--test: only {1} takes {0}; known are {2}", key,
                                    join_names(takers), all_keys()));
     throw UsageError(fmt::format(
         "rule settings: {0} must be the same in control and test sets; set --{0}", key));
@@ -131,7 +131,7 @@ std::string all_keys() {
   std::vector<std::string> known = technique_names();
   for (const Degree& degree : kDegrees) known.emplace_back(degree.key);
   known.emplace_back(kMicroBatches);
-  throw UsageError(fmt::format("--test: unknown key '{}'{}; what there is: {}", key,
+  throw UsageError(fmt::format("--test: unknown key '{}'{}; known are {}", key,
                                did_you_mean(key, known), all_keys()));
 }
 
@@ -196,13 +196,13 @@ std::vector<Key> keys_of(std::string_view text) {
     }
     if (key.name.empty() && !key.value.has_value()) continue;
     if (!seen.insert(key.name).second)
-      throw UsageError(fmt::format("--test {}: {} must be there once", text, key.name));
+      throw UsageError(fmt::format("--test {}: {} must be given once", text, key.name));
     keys.push_back(std::move(key));
   }
   if (keys.empty())
     throw UsageError(fmt::format(
-        "--test must name what the run has and 1D FSDP has not, such as tp=2,pp=2, got '{}'; what "
-        "there is: {}",
+        "--test must name what the run has and 1D FSDP lacks, such as tp=2,pp=2, got '{}'; known "
+        "are {}",
         text, all_keys()));
   return keys;
 }

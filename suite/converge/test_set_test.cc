@@ -78,9 +78,9 @@ TEST(TestSets, TakeTheNamesThatPeopleUse) {
 
 TEST(TestSets, RefuseByNameWhatThisBuildLacks) {
   for (const char* const name : {"async-tp", "compile", "fused-step", "float8"})
-    refuses(name, std::string(name) + " is not in this build");
+    refuses(name, std::string(name) + " is not built");
   refuses("async_tp",
-          "what there is: tp, cp, pp, micro-batches, recompute, recompute-every, vocab-parallel");
+          "known are tp, cp, pp, micro-batches, recompute, recompute-every, vocab-parallel");
 }
 
 TEST(TestSets, RefuseWhatTheyCannotBe) {
@@ -89,12 +89,12 @@ TEST(TestSets, RefuseWhatTheyCannotBe) {
   refuses("tp=x", "tp must be a number, got 'x'");
   refuses("tp=0", "tp must be at least 1, got 0");
   refuses("tp", "tp must be a number");
-  refuses("tp=2,tp=2", "tp must be there once");
+  refuses("tp=2,tp=2", "tp must be given once");
   refuses("recompute=1", "recompute is a switch and must have no value");
   refuses("pipeline-schedule", "must have a value");
   refuses("dp=4", "rule dp-degree");
   refuses("learning-rate=1", "rule settings: learning-rate must be the same");
-  refuses("distributed-optimizer", "is of megatron alone");
+  refuses("distributed-optimizer", "only megatron takes distributed-optimizer");
 }
 
 TEST(TestSets, APipelineNeedsALocalBatchOfItsMicroBatches) {

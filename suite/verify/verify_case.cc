@@ -434,7 +434,7 @@ void CaseJudge::require_repeatable_plain(const Case& item) {
     if (other != nullptr && other->absolute_norm == response.absolute_norm &&
         other->max_abs == response.max_abs)
       continue;
-    throw InfrastructureError(fmt::format("{}: two times the same perturbed runs differ: {}",
+    throw InfrastructureError(fmt::format("{}: the same perturbed runs, made twice, differ: {}",
                                           item.slug(), describe(key)));
   }
   known.is_repeated = true;
@@ -451,8 +451,8 @@ CaseJudgement CaseJudge::not_emulated(const Case& item, CaseJudgement within,
   if (diverges && !is_rounded_to_16_bits(item)) return within;
   Verdict to_the_bit = exactly();
   if (to_the_bit.status == Status::kConforms && !runs_.difference().has_value())
-    throw InfrastructureError(
-        fmt::format("{}: a run that is not the emulated one was found to equal it", item.slug()));
+    throw InfrastructureError(fmt::format(
+        "{}: a run that differs from the emulated one was found equal to it", item.slug()));
   if (diverges) {
     // Patterns need a tolerance: of one tensor the plain reference says more.
     const Reference& records = plains_.at(item.reference_slug()).reference;
