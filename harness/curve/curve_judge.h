@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Whether a curve agrees with the reference's within the effects of rounding. docs/tolerances.md
+/// Whether a curve agrees with the reference's within the effects of rounding. docs/curves.md
 /// derives the bounds.
 ///
 /// Words. The *spread* of a step is the largest difference between the reference and its perturbed

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// How far apart two whole loss curves are, in a few numbers. docs/tolerances.md (Convergence)
+/// How far apart two whole loss curves are, in a few numbers. docs/curves.md (Convergence)
 /// derives what is allowed of them.
 #pragma once
 #include <array>
