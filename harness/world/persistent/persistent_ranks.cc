@@ -30,7 +30,7 @@
 namespace isoshard {
 namespace {
 
-/// The exit code of a run that could not be judged (docs/cli.md).
+/// The exit code of a run that could not be judged (docs/failures.md).
 constexpr int kBroken = 4;
 
 constexpr const char* kOfOtherLaunchers[] = {"OMPI_COMM_WORLD_RANK",
