@@ -199,7 +199,7 @@ INSTANTIATE_TEST_SUITE_P(
                     compared("HugeSize", kBadInput, {"global_shape"}, record([](json& r, int) {
                                r["global_shape"] = {1LL << 62, 48};
                              })),
-                    compared("RanksDisagree", kBadInput, {kWeight, "different global shapes"},
+                    compared("RanksDisagree", kBadInput, {kWeight, "the same global shape"},
                              record([](json& r, int rank) {
                                place_rows(r, rank * 24);
                                if (rank == 1) r["global_shape"] = {50, 48};
@@ -224,7 +224,7 @@ INSTANTIATE_TEST_SUITE_P(
                    fs::remove(folder / "run/manifest.json");
                    ASSERT_EQ(::mkfifo((folder / "run/manifest.json").c_str(), 0600), 0);
                  }),
-        compared("UnknownSchema", kBadInput, {"only schemas 1 and 2"},
+        compared("UnknownSchema", kBadInput, {"the schema must be 1 or 2"},
                  manifest([](json& m) { m["schema"] = 3; })),
         compared("NoMesh", kBadInput, {"\"mesh\" is missing"},
                  manifest([](json& m) { m.erase("mesh"); })),
@@ -240,11 +240,12 @@ INSTANTIATE_TEST_SUITE_P(
                  manifest([](json& m) { m["subject"] = "\x1b[31mred"; })),
         compared("EscapesInAName", kBadInput, {"rank00000.json", "\\x1b]0;", "control character"},
                  record([](json& r, int) { r["name"] = "\x1b]0;title\x07"; })),
-        compared("UnknownKind", kBadInput, {"\"parms\" is no kind"},
+        compared("UnknownKind", kBadInput, {"must be param, grad", "got \"parms\""},
                  record([](json& r, int) { r["kind"] = "parms"; })),
         compared("UnknownDtype", kBadInput, {"unknown dtype 'fp31'"},
                  record([](json& r, int) { r["dtype"] = "fp31"; })),
-        compared("AnotherDtypeThanItsTensor", kBadInput, {kWeight, "another dtype or shape"},
+        compared("AnotherDtypeThanItsTensor", kBadInput,
+                 {kWeight, "the dtype and shape of its record"},
                  record([](json& r, int) { r["dtype"] = "bf16"; })),
         compared("ShardOfADimThatIsNotThere", kBadInput, {kWeight},
                  record([](json& r, int) { r["placements"][0]["dim"] = 7; })),

@@ -35,8 +35,11 @@ const json& member(const json& object, const char* name, const std::filesystem::
 /// A hex float, or a number.
 double hex_field(const json& object, const char* name, const std::filesystem::path& file) {
   if (member(object, name, file).is_number()) return object.at(name).get<double>();
-  const auto value = parse_hex(field<std::string>(object, name, file));
-  if (!value) refuse(file, fmt::format("\"{}\" is neither a hex float nor a number", name));
+  const auto text = field<std::string>(object, name, file);
+  const auto value = parse_hex(text);
+  if (!value)
+    refuse(file,
+           fmt::format("\"{}\" must be a number or a hex float, got '{}'", name, printable(text)));
   return *value;
 }
 
@@ -44,12 +47,12 @@ Shape shape_field(const json& object, const char* name, const std::filesystem::p
   Shape shape = field<Shape>(object, name, file);
   for (const std::int64_t size : shape) {
     if (size < 0 || size > (std::int64_t{1} << 48))
-      refuse(file, fmt::format("\"{}\" holds {}", name, size));
+      refuse(file, fmt::format("\"{}\" must hold sizes from 0 to 2^48, got {}", name, size));
   }
   std::int64_t numel = 1;
   for (const std::int64_t size : shape) {
     if (size != 0 && __builtin_mul_overflow(numel, size, &numel))
-      refuse(file, fmt::format("\"{}\" overflows 63 bits", name));
+      refuse(file, fmt::format("the product of \"{}\" must be below 2^63", name));
   }
   return shape;
 }
@@ -59,7 +62,9 @@ RecordKind kind_of(const json& j, const std::filesystem::path& file) {
   for (const RecordKind candidate : kKinds) {
     if (name_of(candidate) == kind) return candidate;
   }
-  refuse(file, fmt::format("\"{}\" is no kind of record", printable(kind)));
+  refuse(file, fmt::format("the kind of a record must be param, grad, activation, "
+                           "activation_grad, optimizer, scalar, data_id or mask, got \"{}\"",
+                           printable(kind)));
 }
 
 json placement_json(const Placement& p) {
@@ -111,13 +116,26 @@ Placement placement_of(const json& j, const std::filesystem::path& file) {
     }
     return p;
   }
-  refuse(file, fmt::format("\"{}\" is no kind of placement", kind));
+  refuse(file, fmt::format("the kind of a placement must be replicate, shard, partial or only_at, "
+                           "got \"{}\"",
+                           printable(kind)));
 }
 
 }  // namespace
 
 json key_json(const RecordKey& key) {
   return {{"step", key.step}, {"kind", name_of(key.kind)}, {"name", key.name}, {"call", key.call}};
+}
+
+/// What a field must be to be read as a T.
+template <class T>
+constexpr const char* words_of_type() {
+  if constexpr (std::is_same_v<T, std::string>) return "a string";
+  if constexpr (std::is_same_v<T, bool>) return "true or false";
+  if constexpr (std::is_same_v<T, int>) return "an integer of 32 bits";
+  if constexpr (std::is_same_v<T, std::int64_t>) return "an integer";
+  if constexpr (std::is_same_v<T, Shape>) return "a list of integers";
+  if constexpr (std::is_same_v<T, json>) return "a list";
 }
 
 template <class T>
@@ -136,7 +154,10 @@ T field(const json& object, const char* name, const std::filesystem::path& file)
     }
     if constexpr (std::is_same_v<T, json>) return value.is_array();
   }();
-  if (!fits) refuse(file, fmt::format("the field \"{}\" has the wrong type", name));
+  if (!fits) {
+    refuse(file, fmt::format("the field \"{}\" must be {}, got a JSON {}", name, words_of_type<T>(),
+                             value.type_name()));
+  }
   return value.get<T>();
 }
 
@@ -161,7 +182,9 @@ RecordKey key_of(const json& j, const RecordDefaults& defaults, const std::files
   key.kind = kind_of(j, file);
   key.name = text_field(j, "name", file);
   key.call = field_or<int>(j, "call", 0, file);
-  if (key.step < 0 || key.call < 0) refuse(file, "a negative step or call");
+  if (key.step < 0 || key.call < 0)
+    refuse(file,
+           fmt::format("step and call must be at least 0, got {} and {}", key.step, key.call));
   return key;
 }
 
@@ -325,7 +348,9 @@ json to_json(const std::map<RecordKey, Response>& responses, int runs) {
 std::map<RecordKey, Response> responses_of(const json& j, const std::filesystem::path& file,
                                            int& runs) {
   const int schema = field<int>(j, "schema", file);
-  if (schema < 1 || schema > kSchema) refuse(file, "only schemas 1 and 2 are known");
+  if (schema < 1 || schema > kSchema)
+    refuse(file, fmt::format("the schema must be 1 or {}, which this program reads, got {}",
+                             kSchema, schema));
   runs = field<int>(j, "runs", file);
   if (runs < 1) refuse(file, fmt::format("\"runs\" must be at least 1, got {}", runs));
   const int variants = field_or<int>(j, "variants", schema == 1 ? 1 : 0, file);
@@ -347,7 +372,7 @@ std::map<RecordKey, Response> responses_of(const json& j, const std::filesystem:
                                runs + variants, r.runs));
     }
     if (!responses.emplace(key, r).second)
-      refuse(file, fmt::format("the response of {} stands twice", describe(key)));
+      refuse(file, fmt::format("the response of {} is listed twice", describe(key)));
   }
   return responses;
 }

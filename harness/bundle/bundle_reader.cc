@@ -78,7 +78,8 @@ class BundleReader {
   int schema_of(const json& manifest, const fs::path& file) const {
     const int schema = detail::field<int>(manifest, "schema", file);
     if (schema < 1 || schema > detail::kSchema)
-      refuse(file, fmt::format("only schemas 1 and {} are known, got {}", detail::kSchema, schema));
+      refuse(file, fmt::format("the schema must be 1 or {}, which this program reads, got {}",
+                               detail::kSchema, schema));
     if (schema == 1 && unsealed_ == Unsealed::kRefused)
       refuse(file,
              "schema 1 holds no hashes of the bundle's files; write the bundle again, or take "
@@ -89,7 +90,10 @@ class BundleReader {
   void read_producer(const json& manifest, const fs::path& file) {
     if (manifest.contains("versions")) {
       const json& versions = manifest.at("versions");
-      if (!versions.is_object()) refuse(file, "the field \"versions\" has the wrong type");
+      if (!versions.is_object()) {
+        refuse(file, fmt::format("the field \"versions\" must be an object, got a JSON {}",
+                                 versions.type_name()));
+      }
       for (const auto& [name, version] : versions.items())
         bundle_.versions[name] = detail::text_field(versions, name.c_str(), file);
     }
@@ -179,8 +183,8 @@ class BundleReader {
       result.records.push_back(std::move(record));
     }
     if (kept != result.tensors.names().size())
-      refuse(tensors,
-             fmt::format("{} tensors, {} are described", result.tensors.names().size(), kept));
+      refuse(tensors, fmt::format("must hold the {} tensors that its records describe, got {}",
+                                  kept, result.tensors.names().size()));
     return result;
   }
 
@@ -199,7 +203,7 @@ class BundleReader {
   static void check_tensor(const Record& record, const SafetensorsFile& tensors) {
     const SafetensorsInfo& info = tensors.info(detail::tensor_name(record.key));
     if (info.dtype != record.dtype || info.shape != record.local_shape) {
-      refuse(tensors.path(), fmt::format("{} has another dtype or shape than its record",
+      refuse(tensors.path(), fmt::format("{} must have the dtype and shape of its record",
                                          detail::tensor_name(record.key)));
     }
   }
@@ -229,7 +233,7 @@ class BundleReader {
       if (bytes_ == Bytes::kMapped) begin_ = begins[i];
       for (Record& record : step.records) {
         if (!seen.insert(record.key).second)
-          refuse(step.tensors.path(), fmt::format("{} stands twice", describe(record.key)));
+          refuse(step.tensors.path(), fmt::format("{} is recorded twice", describe(record.key)));
         fill(record, step, rank, *arena);
         trace.records.push_back(std::move(record));
       }
@@ -309,8 +313,8 @@ class BundleReader {
         if (bundle_.inferred.contains(record.key)) continue;
         Parts& p = parts[record.key];
         if (!p.shape.empty() && p.shape != record.layout.global_shape)
-          refuse(directory_,
-                 fmt::format("{}: ranks give different global shapes", describe(record.key)));
+          refuse(directory_, fmt::format("{}: all ranks must give the same global shape",
+                                         describe(record.key)));
         p.shape = record.layout.global_shape;
         for (const PartStats& part : record.parts) {
           if (is_flat(record.layout)) {
@@ -324,7 +328,8 @@ class BundleReader {
     for (const auto& [key, p] : parts) {
       if (!p.boxes.empty() && !p.ranges.empty())
         refuse(directory_,
-               fmt::format("{}: boxes on one rank, flat ranges on another", describe(key)));
+               fmt::format("{}: all ranks must give boxes, or all flat ranges, got both",
+                           describe(key)));
       const std::string problem =
           p.ranges.empty() ? tiling_problem(p.shape, p.boxes) : tiling_problem(p.shape, p.ranges);
       if (!problem.empty()) refuse(directory_, fmt::format("{}: {}", describe(key), problem));

@@ -63,7 +63,9 @@ json to_json(const Redrawn& redrawn) {
 }
 
 Redrawn redrawn_of(const json& whole, const fs::path& file) {
-  if (field<int>(whole, "schema", file) != 1) refuse(file, "only schema 1 is known");
+  const int schema = field<int>(whole, "schema", file);
+  if (schema != 1)
+    refuse(file, fmt::format("the schema must be 1, which this program reads, got {}", schema));
   Redrawn redrawn;
   redrawn.runs = field<int>(whole, "runs", file);
   if (redrawn.runs < 1 || redrawn.runs > kMostRuns)
@@ -73,7 +75,7 @@ Redrawn redrawn_of(const json& whole, const fs::path& file) {
     for (const json& draw : field<json>(entry, "draws", file))
       sums.push_back(draw_of(draw, redrawn.runs, sums.empty() ? nullptr : &sums.back(), file));
     if (!redrawn.sums.emplace(key_of(entry, {}, file), std::move(sums)).second)
-      refuse(file, "a record stands twice");
+      refuse(file, "a record is listed twice");
   }
   return redrawn;
 }

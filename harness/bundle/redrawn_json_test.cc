@@ -150,11 +150,11 @@ INSTANTIATE_TEST_SUITE_P(
                   "three hex floats"},
         Malformed{"RecordTwice",
                   [](json& whole) { whole.at("redrawn").push_back(json(entry_of_w(whole))); },
-                  "stands twice"},
+                  "is listed twice"},
         Malformed{"NoDraws", [](json& whole) { entry_of_w(whole).erase("draws"); }, "draws"},
         Malformed{"NoRuns", [](json& whole) { whole["runs"] = 0; }, "must be 1 to"},
         Malformed{"TooManyRuns", [](json& whole) { whole["runs"] = 1 << 20; }, "must be 1 to"},
-        Malformed{"OtherSchema", [](json& whole) { whole["schema"] = 2; }, "only schema 1"}),
+        Malformed{"OtherSchema", [](json& whole) { whole["schema"] = 2; }, "the schema must be 1"}),
     [](const auto& test) { return test.param.name; });
 
 TEST(RedrawnRuns, OfTensorsThatNobodyRecordedAreRefused) {

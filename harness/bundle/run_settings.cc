@@ -56,12 +56,14 @@ class Flattened {
 };
 
 Dtype dtype_of(const json& value, const std::filesystem::path& origin) {
-  if (!value.is_string()) refuse_settings(origin, "coarsest_dtype is no string");
+  if (!value.is_string()) {
+    refuse_settings(origin, fmt::format("coarsest_dtype must be a string, got {}", value.dump()));
+  }
   try {
     const Dtype dtype = parse_dtype(value.get<std::string>());
     if (!is_floating(dtype))
-      refuse_settings(origin,
-                      fmt::format("coarsest_dtype {} is no floating-point type", value.dump()));
+      refuse_settings(origin, fmt::format("coarsest_dtype must be a floating-point type, got {}",
+                                          value.dump()));
     return dtype;
   } catch (const UsageError& error) {
     refuse_settings(origin, error.what());
@@ -70,16 +72,16 @@ Dtype dtype_of(const json& value, const std::filesystem::path& origin) {
 
 double number_of(const json& value, std::string_view key, const std::filesystem::path& origin) {
   if (!value.is_number() || !std::isfinite(value.get<double>()))
-    refuse_settings(origin, fmt::format("{} is {}, not a finite number", key, value.dump()));
+    refuse_settings(origin, fmt::format("{} must be a finite number, got {}", key, value.dump()));
   return value.get<double>();
 }
 
 double scale_of(const json& value, std::string_view key, const std::filesystem::path& origin) {
   const double scale = number_of(value, key, origin);
   if (!(scale > 0))
-    refuse_settings(origin,
-                    fmt::format("{} is {}; gradients are divided by it, so it must be above 0", key,
-                                value.dump()));
+    refuse_settings(
+        origin, fmt::format("{} must be above 0, because gradients are divided by it, got {}", key,
+                            value.dump()));
   return scale;
 }
 
@@ -88,19 +90,23 @@ std::vector<std::string> patterns_of(const json& value, std::string_view key,
   std::vector<std::string> patterns;
   for (const json& pattern : value.is_array() ? value : json::array({nullptr})) {
     if (!pattern.is_string())
-      refuse_settings(origin, fmt::format("{} is no list of texts such as \"scalar/loss\"", key));
+      refuse_settings(origin,
+                      fmt::format("{} must be a list of patterns such as [\"scalar/loss\"], got {}",
+                                  key, value.dump()));
     patterns.push_back(pattern.get<std::string>());
   }
   return patterns;
 }
 
 void read_num_names(const json& value, const std::filesystem::path& origin, RunSettings& settings) {
-  if (!value.is_object()) refuse_settings(origin, "num_names is no object");
+  if (!value.is_object()) {
+    refuse_settings(origin, fmt::format("num_names must be an object, got {}", value.dump()));
+  }
   for (const auto& [name, count] : value.items()) {
     if (!count.is_number_integer() || count.get<std::int64_t>() < 1 ||
         count.get<std::int64_t>() > 1000) {
-      refuse_settings(origin, fmt::format("num_names of {} is {}, not a small positive number",
-                                          name, count.dump()));
+      refuse_settings(origin, fmt::format("num_names of {} must be from 1 to 1000, got {}", name,
+                                          count.dump()));
     }
     settings.num_names[name] = count.get<int>();
   }
@@ -112,7 +118,8 @@ void read_judging(const json& judging, const std::filesystem::path& origin, RunS
       settings.coarsest_dtype = dtype_of(value, origin);
     } else if (key == "mask_small_gradients") {
       if (!value.is_boolean())
-        refuse_settings(origin, "mask_small_gradients is neither true nor false");
+        refuse_settings(origin, fmt::format("mask_small_gradients must be true or false, got {}",
+                                            value.dump()));
       settings.mask_small_gradients = value.get<bool>();
     } else if (key == "activation_grad_scale") {
       settings.activation_grad_scale_is_dp = value == "dp";
@@ -152,11 +159,12 @@ nlohmann::json judging_json(const JudgePolicy& policy) {
 
 RunSettings parse_run_settings(std::string_view text, const std::filesystem::path& origin) {
   const json parsed = json::parse(text, nullptr, false);
-  if (!parsed.is_object()) refuse_settings(origin, "not a JSON object");
+  if (!parsed.is_object()) refuse_settings(origin, "they must be a JSON object");
   RunSettings settings;
   for (const char* part : {"training", "judging"}) {
     if (parsed.contains(part) && !parsed.at(part).is_object())
-      refuse_settings(origin, fmt::format("\"{}\" is no object", part));
+      refuse_settings(
+          origin, fmt::format("\"{}\" must be an object, got {}", part, parsed.at(part).dump()));
   }
   if (parsed.contains("training")) {
     Flattened training(origin);

@@ -110,15 +110,15 @@ TEST(RunSettings, OfInputsReadFromAFileDoNotSayHowTheyWereMade) {
 
 TEST(RunSettings, ThatAreMalformedAreRefusedByName) {
   for (const auto& [json, problem] : std::vector<std::pair<std::string_view, const char*>>{
-           {"[1]", "not a JSON object"},
-           {R"({"training": 3})", "\"training\" is no object"},
+           {"[1]", "must be a JSON object"},
+           {R"({"training": 3})", "\"training\" must be an object, got 3"},
            {R"({"judging": {"coarsest": "bf16"}})", "no key \"coarsest\""},
-           {R"({"judging": {"coarsest_dtype": "int64"}})", "no floating-point type"},
+           {R"({"judging": {"coarsest_dtype": "int64"}})", "must be a floating-point type"},
            {R"({"judging": {"coarsest_dtype": "bf61"}})", "bf61"},
-           {R"({"judging": {"mask_small_gradients": 1}})", "neither true nor false"},
-           {R"({"judging": {"activation_grad_scale": 0}})", "is 0; gradients are divided by it"},
-           {R"({"judging": {"max_grad_norm": "1"}})", "not a finite number"},
-           {R"({"judging": {"num_names": {"w": 0}}})", "num_names of w is 0"}}) {
+           {R"({"judging": {"mask_small_gradients": 1}})", "must be true or false, got 1"},
+           {R"({"judging": {"activation_grad_scale": 0}})", "must be above 0, because"},
+           {R"({"judging": {"max_grad_norm": "1"}})", "must be a finite number"},
+           {R"({"judging": {"num_names": {"w": 0}}})", "num_names of w must be from 1"}}) {
     EXPECT_THAT([&] { (void)parsed(json); }, ThrowsMessage<FileError>(HasSubstr(problem))) << json;
     EXPECT_THAT([&] { (void)parsed(json); },
                 ThrowsMessage<FileError>(HasSubstr("run/manifest.json")))

@@ -113,7 +113,7 @@ inline void refuse_system_call(long system_call, int error) {
   const sock_fprog filter{static_cast<unsigned short>(program.size()), program.data()};
   if (::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
       ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0) {
-    throw std::runtime_error("no filter of system calls is to be had");
+    throw std::runtime_error("cannot install a filter of system calls");
   }
 }
 

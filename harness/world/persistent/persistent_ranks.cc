@@ -58,7 +58,7 @@ class Meeting {
     if (socket_ < 0 || ::bind(socket_, any, length) != 0 || ::listen(socket_, kMaxRanks) != 0 ||
         ::getsockname(socket_, any, &length) != 0)
       throw InfrastructureError(
-          fmt::format("no port could be had for ranks to meet at: {}", std::strerror(errno)));
+          fmt::format("cannot get a port for ranks to meet at: {}", std::strerror(errno)));
     port_ = ntohs(address.sin_port);
   }
   ~Meeting() { ::close(socket_); }

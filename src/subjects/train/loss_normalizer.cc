@@ -47,8 +47,7 @@ std::vector<double> GroupTokenMean::weights(std::span<const std::int64_t> counts
     if (total == 0) {
       throw UsageError(
           fmt::format("samples {} to {} of a dp rank count no token, so its own mean does not "
-                      "exist; use the global "
-                      "loss mean",
+                      "exist; use the global loss mean (--loss-mean global)",
                       first, first + size - 1));
     }
     weights.insert(weights.end(), size,

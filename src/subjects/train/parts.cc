@@ -80,7 +80,7 @@ using detail::finish;
 
 TrainerParts plain_parts(const TrainerConfig& config, Mesh& mesh, int dp_groups) {
   if (mesh.shape().world_size() != 1) {
-    throw UsageError(fmt::format("the plain reference runs in a world of one, not of {}",
+    throw UsageError(fmt::format("the plain reference must run in a world of 1 rank, got {}",
                                  mesh.shape().world_size()));
   }
   TrainerParts parts = common_parts(config);
@@ -94,7 +94,8 @@ TrainerParts plain_parts(const TrainerConfig& config, Mesh& mesh, int dp_groups)
 TrainerParts ddp_parts(const TrainerConfig& config, Mesh& mesh) {
   if (mesh.degree(Axis::kTp) != 1) {
     throw UsageError(
-        fmt::format("ddp holds whole replicas; a tp degree of {} needs the subject autotp",
+        fmt::format("the tp degree of ddp must be 1, because it holds whole replicas, got {}; take "
+                    "another subject, such as autotp",
                     mesh.degree(Axis::kTp)));
   }
   const int dp = mesh.degree(Axis::kDp);
@@ -154,7 +155,8 @@ TrainerParts megatron_parts(const TrainerConfig& config, Mesh& mesh, ShardPlan p
   const TrainSettings& settings = config.settings;
   if (size_of(config.dtype) < 4 && settings.master_dtype != Dtype::kFloat32) {
     throw UsageError(
-        fmt::format("megatron steps fp32 masters of parameters in {}; set the master dtype to fp32",
+        fmt::format("the masters of megatron must be fp32 for parameters in {}; set --master-dtype "
+                    "fp32",
                     name_of(config.dtype)));
   }
   const int dp = mesh.degree(Axis::kDp);

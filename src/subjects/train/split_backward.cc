@@ -94,8 +94,8 @@ torch::autograd::edge_list leaves_beside(const Node& node,
 void require_one_reader(bool is_first) {
   if (is_first) return;
   throw NotBuiltError(
-      "gradients of inputs and weights are not built apart where a stage reads a parameter in two "
-      "places; take a pipeline schedule without zero bubble");
+      "separate gradients of inputs and of weights are not built for a stage that reads a "
+      "parameter in two places; take a pipeline schedule without zero bubble");
 }
 
 // Functions of C++ make all their gradients, whoever asks for which, but for those that ask.
@@ -103,8 +103,8 @@ void require_partial_results(const Node& node) {
   const std::string name = node.name();
   if (name.find("CppNode") == std::string::npos || detail::is_widened_linear(node)) return;
   throw NotBuiltError(
-      fmt::format("gradients of inputs and weights are not built apart where {} makes both; take a "
-                  "pipeline schedule without zero bubble",
+      fmt::format("separate gradients of inputs and of weights are not built for {}, which makes "
+                  "both; take a pipeline schedule without zero bubble",
                   name));
 }
 

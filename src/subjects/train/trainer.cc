@@ -106,7 +106,8 @@ at::Tensor Trainer::own_part(const ParameterSpec& spec, at::ScalarType type) con
 }
 
 void Trainer::forward_backward(std::span<const TokenBatch> micro_batches) {
-  if (micro_batches.empty()) throw UsageError("a step needs at least one micro-batch");
+  if (micro_batches.empty())
+    throw UsageError("a step must have at least one micro-batch, got none");
   if (sink_ != nullptr && next_step_ > 0) sink_->begin_step(next_step_);
   MicroBatchPlace place{next_step_++, 0, static_cast<int>(micro_batches.size())};
   gradients_.clear();
@@ -202,7 +203,8 @@ Trainer::LossSums Trainer::weigh(std::span<const at::Tensor> targets) const {
 }
 
 double Trainer::evaluate(std::span<const TokenBatch> micro_batches) {
-  if (micro_batches.empty()) throw UsageError("an evaluation needs at least one micro-batch");
+  if (micro_batches.empty())
+    throw UsageError("an evaluation must have at least one micro-batch, got none");
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> targets;
   for (const TokenBatch& batch : micro_batches) targets.push_back(shift_labels(batch.labels_BS));

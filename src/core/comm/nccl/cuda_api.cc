@@ -85,7 +85,7 @@ ncclDataType_t type_of(Dtype dtype) {
     case Dtype::kBool:
       break;
   }
-  throw GpuError(fmt::format("NCCL reduces no {}", name_of(dtype)));
+  throw GpuError(fmt::format("NCCL cannot reduce {}", name_of(dtype)));
 }
 
 ncclRedOp_t op_of(Reduction reduction) {
@@ -263,7 +263,7 @@ void use_cuda() {
 
 std::string why_no_gpu() {
   std::array<int, 2> ends{};
-  if (::pipe(ends.data()) != 0) return "no pipe could be had";
+  if (::pipe(ends.data()) != 0) return "cannot create a pipe";
   const pid_t asking = ::fork();
   if (asking == 0) {
     int devices = 0;

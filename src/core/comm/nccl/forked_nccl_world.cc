@@ -23,8 +23,8 @@ class SharedPages {
     void* const made =
         ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (made == MAP_FAILED) {
-      throw InfrastructureError(fmt::format("shared memory of {} KiB could not be had: {}",
-                                            bytes >> 10, std::strerror(errno)));
+      throw InfrastructureError(
+          fmt::format("cannot get {} KiB of shared memory: {}", bytes >> 10, std::strerror(errno)));
     }
     data_ = static_cast<std::byte*>(made);
   }
