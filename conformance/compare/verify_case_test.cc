@@ -55,7 +55,7 @@ TEST(CaseJudge, APlainVerdictHoldsCallsToTheTableToo) {
                 wrong = judged(item, ReferenceKind::kPlain, other_buckets).verdict;
 
   EXPECT_EQ(right.status, Status::kConforms) << right.reason;
-  EXPECT_THAT(right.collectives, HasSubstr("were held to the subject's table"));
+  EXPECT_THAT(right.collectives, HasSubstr("were compared with the subject's table"));
   ASSERT_EQ(wrong.status, Status::kDiverges) << wrong.reason;
   EXPECT_EQ(wrong.findings.front().stage, Stage::kCollectives) << wrong.reason;
 }

@@ -37,7 +37,7 @@ void expect_follows_its_table(Case item) {
     ADD_FAILURE() << finding.what << "; " << finding.evidence;
     break;
   }
-  EXPECT_THAT(own.collectives, HasSubstr("were held to the subject's table"));
+  EXPECT_THAT(own.collectives, HasSubstr("were compared with the subject's table"));
   EXPECT_THAT(own.collectives, Not(testing::StartsWith("0 ")));
 }
 

@@ -70,7 +70,8 @@ int run_bundle(const ParsedOptions& options) {
     throw UsageError(fmt::format(
         "bundle must be followed by check, got {}",
         options.given("action") ? "'" + options.get<std::string>("action") + "'" : "nothing"));
-  if (!options.given("bundles")) throw UsageError("bundle check needs a folder with a bundle");
+  if (!options.given("bundles"))
+    throw UsageError("bundle check must be followed by a folder with a bundle, got none");
   for (const std::string& folder : options.get<std::vector<std::string>>("bundles"))
     print(check(folder));
   return 0;

@@ -28,7 +28,7 @@ void declare_respond(OptionTable& table) {
 
 int run_respond(const ParsedOptions& options) {
   if (!options.given("reference") || !options.given("perturbed"))
-    throw UsageError("respond needs a reference and at least one perturbed run");
+    throw UsageError("respond must be followed by a reference and at least one perturbed run");
   const auto reference = options.get<std::string>("reference");
   const auto names = options.get<std::vector<std::string>>("perturbed");
   const std::size_t records = respond_bundles(reference, {names.begin(), names.end()});

@@ -54,7 +54,7 @@ class Changes {
       return "  change   none: every bit is equal\n";
     std::string text = words_;
     text += lines_ > 0 ? fmt::format("  change   {} lines differ; first {}\n", lines_, first_)
-                       : "  change   of the other lines none\n";
+                       : "  change   none in the other lines\n";
     if (projected_ > 0) text += fmt::format("  added    projections of {} lines\n", projected_);
     if (!largest_words_.empty())
       text += fmt::format("           largest of a number: {}\n", largest_words_);

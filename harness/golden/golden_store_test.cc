@@ -265,7 +265,7 @@ TEST_F(GoldenAcceptance, ReviewPairsLinesByName) {
   pending.lines.pop_back();
   EXPECT_THAT(review_text(AcceptedGolden{test_golden(), entry}, pending),
               AllOf(HasSubstr("gone     step 2 again\n"), HasSubstr("added    learning rate\n"),
-                    HasSubstr("of the other lines none")));
+                    HasSubstr("none in the other lines")));
 }
 
 // What a golden asks of other machines may become less without any number that changes.

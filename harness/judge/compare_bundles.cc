@@ -53,7 +53,7 @@ std::optional<double> own_scale(const SavedRun& trusted, const Reference& refere
     if (scale.has_value() && *scale != own)
       trusted.refuse(
           fmt::format("the records of kind {} must have one gradient scale, got {} and "
-                      "{}; what is demanded of a run cannot be told",
+                      "{}; record the same grad_scale with all of them",
                       name_of(kind), *scale, own));
     scale = own;
   }
@@ -83,8 +83,8 @@ JudgePolicy policy_of(const SavedRun& trusted, const Reference& reference, const
   // without it a step of an element that is left out could be of any size
   if (policy.mask && !policy.step_rule.has_value())
     trusted.refuse(
-        "must state optimizer.learning_rate, weight_decay, beta1, beta2 and eps as numbers, as "
-        "AdamW's steps of small gradients are held to them; one is missing or no number");
+        "must state optimizer.learning_rate, weight_decay, beta1, beta2 and eps as numbers, which "
+        "bound AdamW's steps of small gradients; one is missing or not a number");
   policy.max_grad_norm = settings.max_grad_norm.value_or(policy.max_grad_norm);
   if (!settings.num_names.empty()) policy.num_names = settings.num_names;
   policy.activation_grad_scale = demanded_scale(trusted, reference, mesh, rules);
@@ -192,8 +192,8 @@ void check_masks(const SavedRun& trusted) {
       return;
   }
   trusted.refuse(fmt::format(
-      "{}, and the bundle holds no masks: a run that draws others cannot be told from a wrong one; "
-      "record them (kind mask), or set the dropout to 0",
+      "{}, and the bundle holds no masks, without which a run with other masks looks wrong; record "
+      "them (kind mask), or set the dropout to 0",
       dropout));
 }
 

@@ -210,9 +210,8 @@ class OwnJudge {
       }
     }
     result_.collectives = fmt::format(
-        "{} collective calls of {} ranks in {} step{} were held to the subject's table: op, "
-        "purpose, "
-        "reduction, dtype, bytes, and their order on each axis",
+        "{} collective calls of {} ranks in {} step{} were compared with the subject's table: op, "
+        "purpose, reduction, dtype, bytes, and their order on each axis",
         calls, run_.ranks.size(), steps.size(), steps.size() == 1 ? "" : "s");
     if (allowed_ > 0)
       result_.collectives += fmt::format(

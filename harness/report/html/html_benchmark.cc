@@ -55,7 +55,7 @@ std::string utilization_of(const json& summary, const json& machine) {
   const double ceiling = number_of(machine, "gemm_ceiling_flops_per_sec") / 1e9;
   if (!share.is_number())
     return fmt::format(
-        "not told: steps were faster than the {:.1f} GFLOP/s of products beside them, so the "
+        "not shown: steps were faster than the {:.1f} GFLOP/s of products beside them, so the "
         "machine was busy when these were timed",
         ceiling);
   return fmt::format("{:.1f} % of the {:.1f} GFLOP/s that products reached beside the steps",

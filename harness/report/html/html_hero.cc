@@ -263,7 +263,8 @@ std::string_view what_was_done(Kind kind, const json& report) {
       return "Known mistakes were put into a right implementation on purpose, one at a time. Each "
              "must be found, at the tensor where it comes up first.";
     case Kind::kExperiments:
-      return "A published experiment was run again, and its claims were held to what came out.";
+      return "A published experiment was run again, and its claims were compared with the new "
+             "numbers.";
     case Kind::kCurves:
       return "Whole training runs were made, sharded over several processes, and their losses were "
              "compared step by step with those of a run that is trusted.";

@@ -246,7 +246,7 @@ TEST(HtmlReport, ShowsWhereABenchmarksStepGoes) {
   EXPECT_THAT(hero, AllOf(HasSubstr("<strong>Measured</strong>"), HasSubstr("1234.5 tokens/s"),
                           HasSubstr("<dt>Gate</dt><dd>conforms</dd>")));
   EXPECT_THAT(page, Not(HasSubstr("<b>,"))) << "names are text";
-  EXPECT_THAT(page, HasSubstr("not told: steps were faster"));
+  EXPECT_THAT(page, HasSubstr("not shown: steps were faster"));
   EXPECT_THAT(page, HasSubstr("class=name>grad_reduce</th><td>2</td><td>4.0 KiB</td>"));
   EXPECT_THAT(page, HasSubstr("Timeline of step 5"));
   const std::size_t lane = page.find(">rank 1</text>");

@@ -283,7 +283,7 @@ class Table {
       }
       if (bound.too_wild > 0) {
         words +=
-            fmt::format("; {} not held to it, as correct runs are farther apart", bound.too_wild);
+            fmt::format("; {} not judged by it, as correct runs are farther apart", bound.too_wild);
       }
       entry("published bound", words, bound.holds ? "" : "31");
     }

@@ -38,7 +38,7 @@ void end_with_launcher() {
     while (::poll(&ended, 1, -1) < 0 && errno == EINTR) {
     }
     std::this_thread::sleep_for(kForMpi);
-    constexpr std::string_view kLine = "isoshard: the process that started this rank is gone\n";
+    constexpr std::string_view kLine = "isoshard: the process that started this rank has ended\n";
     (void)!::write(STDERR_FILENO, kLine.data(), kLine.size());
     ::_Exit(kExitCode);
   }).detach();

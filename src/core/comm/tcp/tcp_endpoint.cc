@@ -135,7 +135,7 @@ std::uint64_t TcpEndpoint::gather_journals(std::uint64_t word) {
       const bool is_gone = job_->mesh().is_gone(other);
       poll();
       if (waiting_packet(kLanes, other) != nullptr) break;
-      if (is_gone) throw CommError(fmt::format("rank {} is gone and leaves no journal", other));
+      if (is_gone) throw CommError(fmt::format("rank {} ended and left no journal", other));
       pause(/*moves_data=*/false);
     }
     const Packet theirs = take_packet(kLanes, other);

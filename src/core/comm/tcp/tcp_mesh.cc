@@ -113,7 +113,7 @@ class Reception {
 void say(const Socket& socket, const void* data, std::size_t bytes, const Rendezvous& meeting,
          int to) {
   if (send_all(socket.fd(), data, bytes, meeting.deadline)) return;
-  throw InfrastructureError(fmt::format("rank {} is gone during the rendezvous at {} port {}", to,
+  throw InfrastructureError(fmt::format("rank {} ended during the rendezvous at {} port {}", to,
                                         meeting.address, meeting.port));
 }
 
@@ -157,7 +157,7 @@ std::vector<Socket> meet_as_other(const Rendezvous& meeting) {
         meeting.address, meeting.port, meeting.rank, meeting.size));
   }
   if (!receive_all(sockets[0].fd(), places.data(), places.size() * sizeof(Place), meeting.deadline))
-    throw InfrastructureError("rank 0 is gone during the rendezvous");
+    throw InfrastructureError("rank 0 ended during the rendezvous; its own error says more");
   for (int rank = 1; rank < meeting.rank; ++rank) {
     const Place& place = places[static_cast<std::size_t>(rank)];
     Socket& socket = sockets[static_cast<std::size_t>(rank)];
