@@ -85,7 +85,7 @@ INSTANTIATE_TEST_SUITE_P(
         usage("NoRuns", "verify --repeat 0", {"--repeat must be from 1 to", "got 0"}),
         usage("TooManyRuns", "verify --repeat 10001", {"from 1 to 10000, got 10001"}),
         usage("Required", "verify --require exakt",
-              {"--require exakt (did you mean 'exact'?)", "known are any, exact"}),
+              {"--require must be one of any, exact, got 'exakt' (did you mean 'exact'?)"}),
         usage("NoSuchDevice", "verify --device gpu", {"--device must be cpu or cuda, got gpu"}),
         usage("NoGpu", "verify --preset small --device cuda",
               {"device cuda must be a GPU that this program can use, got none: it was built "

@@ -28,8 +28,8 @@ Strength parse_required_strength(const std::string& word) {
   if (word == "any") return Strength::kNone;
   if (word == name_of(Strength::kExact)) return Strength::kExact;
   const std::vector<std::string> known = {"any", "exact"};
-  throw UsageError(fmt::format("--require {}{}; known are {}", word, did_you_mean(word, known),
-                               join_names(known)));
+  throw UsageError(fmt::format("--require must be one of {}, got '{}'{}", join_names(known), word,
+                               did_you_mean(word, known)));
 }
 
 void require_strength(ReportCase& item, Strength wanted) {

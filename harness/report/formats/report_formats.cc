@@ -58,7 +58,7 @@ const ReportFormat& find_report_format(std::string_view name) {
     if (format.name == name) return format;
     known.emplace_back(format.name);
   }
-  throw UsageError(fmt::format("unknown report format '{}'{}; known are {}", name,
+  throw UsageError(fmt::format("unknown report format '{}'{}; it must be one of {}", name,
                                did_you_mean(std::string(name), known), join_names(known)));
 }
 

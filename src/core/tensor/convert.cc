@@ -31,10 +31,10 @@ Dtype dtype_of(const at::Tensor& tensor) {
   for (const auto& [scalar_type, dtype] : kDtypes) {
     if (tensor.scalar_type() == scalar_type) return dtype;
   }
-  throw ShapeError(
-      fmt::format("a tensor of dtype {}; known are fp64, fp32, bf16, fp16, int64, int32, int16, "
-                  "int8, uint8, bool",
-                  c10::toString(tensor.scalar_type())));
+  throw ShapeError(fmt::format(
+      "the dtype of a tensor must be fp64, fp32, bf16, fp16, int64, int32, int16, int8, "
+      "uint8 or bool, got {}",
+      c10::toString(tensor.scalar_type())));
 }
 
 at::ScalarType scalar_type_of(Dtype dtype) noexcept {

@@ -49,7 +49,7 @@ const SubjectSpec& subject_spec(std::string_view name) {
   if (const SubjectSpec* const found = find_subject(name)) return *found;
   std::vector<std::string> known;
   for (const SubjectSpec& spec : subject_specs()) known.emplace_back(spec.name);
-  throw UsageError(fmt::format("unknown subject '{}'{}; known are {}", name,
+  throw UsageError(fmt::format("unknown subject '{}'{}; it must be one of {}", name,
                                did_you_mean(std::string(name), known), join_names(known)));
 }
 

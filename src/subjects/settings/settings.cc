@@ -66,7 +66,7 @@ Value parsed(std::string_view what, std::string_view name, const Value (&values)
     if (name_of(value) == name) return value;
     known.emplace_back(name_of(value));
   }
-  throw UsageError(fmt::format("unknown {} '{}'{}; known are {}", what, name,
+  throw UsageError(fmt::format("unknown {} '{}'{}; it must be one of {}", what, name,
                                did_you_mean(name, known), join_names(known)));
 }
 
