@@ -101,8 +101,7 @@ TEST(FailFast, RunsAllCasesThatConform) {
   EXPECT_EQ(report.summary, "2 of 2 cases conform");
 }
 
-// ---- inputs that change
-// -------------------------------------------------------------------------------------------------
+// ---- inputs that change ----
 
 const Arguments kSmall = {"verify", "--preset", "small",   "--subjects", "ddp",
                           "--dp",   "2",        "--dtype", "fp32"};

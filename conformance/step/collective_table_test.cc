@@ -95,7 +95,7 @@ TEST_P(CollectiveTableOf, HoldsAfterAReload) {
 
 INSTANTIATE_TEST_SUITE_P(Subjects, CollectiveTableOf,
                          ::testing::Values("ddp", "autotp", "fsdp_tp", "megatron", "nd"),
-                         [](const auto& info) { return info.param; });
+                         [](const auto& subject) { return std::string(subject.param); });
 
 TEST(CollectiveTable, HoldsWhereTheOptimizerIsSharded) {
   for (const int stage : {1, 2}) {

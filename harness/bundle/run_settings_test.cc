@@ -16,8 +16,8 @@ using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::ThrowsMessage;
 
-RunSettings parsed(std::string_view json) {
-  return parse_run_settings(json, "run/manifest.json");
+RunSettings parsed(std::string_view text) {
+  return parse_run_settings(text, "run/manifest.json");
 }
 
 TEST(RunSettings, GiveTheJudgeWhatItNeeds) {
@@ -109,7 +109,7 @@ TEST(RunSettings, OfInputsReadFromAFileDoNotSayHowTheyWereMade) {
 }
 
 TEST(RunSettings, ThatAreMalformedAreRefusedByName) {
-  for (const auto& [json, problem] : std::vector<std::pair<std::string_view, const char*>>{
+  for (const auto& [text, problem] : std::vector<std::pair<std::string_view, const char*>>{
            {"[1]", "must be a JSON object"},
            {R"({"training": 3})", "\"training\" must be an object, got 3"},
            {R"({"judging": {"coarsest": "bf16"}})", "no key \"coarsest\""},
@@ -119,10 +119,10 @@ TEST(RunSettings, ThatAreMalformedAreRefusedByName) {
            {R"({"judging": {"activation_grad_scale": 0}})", "must be above 0, because"},
            {R"({"judging": {"max_grad_norm": "1"}})", "must be a finite number"},
            {R"({"judging": {"num_names": {"w": 0}}})", "num_names of w must be from 1"}}) {
-    EXPECT_THAT([&] { (void)parsed(json); }, ThrowsMessage<FileError>(HasSubstr(problem))) << json;
-    EXPECT_THAT([&] { (void)parsed(json); },
+    EXPECT_THAT([&] { (void)parsed(text); }, ThrowsMessage<FileError>(HasSubstr(problem))) << text;
+    EXPECT_THAT([&] { (void)parsed(text); },
                 ThrowsMessage<FileError>(HasSubstr("run/manifest.json")))
-        << json;
+        << text;
   }
 }
 

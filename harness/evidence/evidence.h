@@ -27,11 +27,11 @@ struct HeldPart {
 struct HeldTensor {
   RecordKey key;
   Stage stage = Stage::kForward;
-  std::vector<std::int64_t> shape;  ///< of the whole
-  std::string placement;            ///< "tp:shard(0)", "replicated": describe(Layout)
+  std::vector<std::int64_t> shape = {};  ///< of the whole
+  std::string placement = {};            ///< "tp:shard(0)", "replicated": describe(Layout)
   bool is_flat = false;
-  std::vector<HeldPart> parts;  ///< by rank; a rank that holds nothing has none
-  bool is_cut = false;          ///< there are more parts than these
+  std::vector<HeldPart> parts = {};  ///< by rank; a rank that holds nothing has none
+  bool is_cut = false;               ///< there are more parts than these
 };
 
 /// A corner of a tensor as both sides have it. The tensor is seen as a matrix: its last dimension
@@ -47,7 +47,7 @@ struct NumbersBeside {
     /// Row by row; none where this side does not hold the element.
     std::vector<std::vector<std::optional<double>>> rows;
   };
-  std::vector<Side> sides;  ///< the reference, then ranks that hold something of it
+  std::vector<Side> sides = {};  ///< the reference, then ranks that hold something of it
 };
 
 /// The collective calls of one rank on its groups along one axis in step 0, in order; calls in a
@@ -60,7 +60,7 @@ struct RankCalls {
     std::int64_t bytes = 0;  ///< of each
     int repeat = 1;
   };
-  std::vector<Run> runs;
+  std::vector<Run> runs = {};
   bool is_cut = false;  ///< there are more than these
 };
 

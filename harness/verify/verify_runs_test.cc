@@ -39,7 +39,8 @@ class Total final : public Subject {
     sink_.on_record({RecordKind::kScalar, "loss", replicated({1}), 1.0}, sum);
   }
   void reduce_gradients() override {
-    const Layout layout{.global_shape = {6}, .placements = {shard(Axis::kTp, 0)}};
+    Layout layout = replicated({6});
+    layout.placements = {shard(Axis::kTp, 0)};
     sink_.on_record({RecordKind::kGrad, "x", layout, 1.0}, at::ones({6 / tp_.size()}));
   }
   void clip() override {}

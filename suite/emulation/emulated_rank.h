@@ -163,6 +163,7 @@ class EmulatedRank {
   int rank_;
   Sink* sink_;
   EmulatedStrategy strategy_;
+  IsFrozen is_frozen_;
   RngStreams streams_;
   LearningRate learning_rate_;
   std::optional<LossScale> loss_scale_;
@@ -170,7 +171,6 @@ class EmulatedRank {
   std::unique_ptr<Optimizer> optimizer_;
   std::vector<ParameterSpec> specs_;    ///< that this rank has
   std::vector<ParameterSpec> trained_;  ///< those of them that are not frozen
-  IsFrozen is_frozen_;
   /// Of these, those whose squares it counts in the norm.
   std::set<std::string, std::less<>> counted_;
   Parameters parameters_;

@@ -17,7 +17,7 @@ struct VerifyPlan {
   /// Validated; with tables in the order of order_for_tables (suite/verify/side_by_side.h).
   std::vector<Case> cases;
   ReferenceKind reference = ReferenceKind::kAuto;
-  std::string fault;       ///< the id of a fault to inject into every run; empty: none
+  std::string fault = {};  ///< the id of a fault to inject into every run; empty: none
   bool tables = false;     ///< put the runs side by side
   bool fail_fast = false;  ///< no case runs after one that is not as it should be
   int repeat = 1;          ///< runs of each subject (JudgePlan::repeat)
@@ -26,9 +26,9 @@ struct VerifyPlan {
   std::vector<std::string> notes = {};  ///< lines for the head of the report
   /// Of several processes that verify together (Launcher::peers), one writes files.
   bool writes = true;
-  std::filesystem::path dump;  ///< write every run as a bundle below this folder; empty: none
+  std::filesystem::path dump = {};  ///< write every run as a bundle below this folder; empty: none
   /// Files to save the initial weights and the batches to; empty: not saved.
-  std::filesystem::path save_weights, save_batch;
+  std::filesystem::path save_weights = {}, save_batch = {};
 };
 
 /// What the cases exercise, of all that is known.

@@ -5,11 +5,14 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 #include <chrono>
@@ -18,19 +21,20 @@
 #include <cstdlib>
 #include <cstring>
 #include <optional>
+#include <span>
 #include <string>
-#include <thread>
 #include <utility>
 
 #include "core/base/error.h"
 #include "core/comm/collective.h"
 #include "harness/world/end_process.h"
 #include "harness/world/forked/crash_handler.h"
+#include "harness/world/forked/unique_fd.h"
 
 namespace isoshard {
 namespace {
 
-/// The exit code of a run that could not be judged (docs/failures.md).
+/// The exit code of a run that could not be judged (harness/verdict/exit_code.h).
 constexpr int kBroken = 4;
 
 constexpr const char* kOfOtherLaunchers[] = {"OMPI_COMM_WORLD_RANK",
@@ -123,7 +127,8 @@ int code_of(const std::function<int()>& body) noexcept {
 class SignalsForRanks {
  public:
   SignalsForRanks() {
-    are_all_there = came_early = 0;
+    are_all_there = 0;
+    came_early = 0;
     sigset_t blocked;
     ::sigemptyset(&blocked);
     for (const int signal : kSignals) ::sigaddset(&blocked, signal);
@@ -193,41 +198,53 @@ class Grace {
  public:
   explicit Grace(std::chrono::milliseconds grace) : grace_(grace) {}
   void begin() {
-    if (!next_) next_ = Clock::now() + grace_;
+    if (next_ == kNever) next_ = Clock::now() + grace_;
+  }
+  /// How long nothing is to be done: until then, in milliseconds; -1: for ever.
+  [[nodiscard]] int rest_ms() const {
+    if (next_ == kNever) return -1;
+    const auto rest = std::chrono::ceil<std::chrono::milliseconds>(next_ - Clock::now());
+    return static_cast<int>(std::max<std::int64_t>(rest.count(), 0));
   }
   void look() {
-    if (!next_ || Clock::now() < *next_) return;
+    if (Clock::now() < next_) return;
     is_telling_ = true;
     hand_on(std::exchange(signal_, SIGKILL));
-    *next_ += grace_;
+    next_ += grace_;
   }
   [[nodiscard]] bool is_telling() const noexcept { return is_telling_; }
 
  private:
   using Clock = std::chrono::steady_clock;
   std::chrono::milliseconds grace_;
-  std::optional<Clock::time_point> next_;
+  static constexpr Clock::time_point kNever = Clock::time_point::max();
+  Clock::time_point next_ = kNever;
   int signal_ = SIGTERM;
   bool is_telling_ = false;
 };
 
-std::vector<PersistentRank> ends_of_all(int num_started, std::chrono::milliseconds grace) {
-  constexpr std::chrono::milliseconds kBetweenLooks{5};
-  std::vector<PersistentRank> result(static_cast<std::size_t>(num_started));
+/// `processes`: a descriptor of each rank's process, readable when it has ended.
+std::vector<PersistentRank> ends_of_all(std::span<const UniqueFd> processes,
+                                        std::chrono::milliseconds grace) {
+  std::vector<PersistentRank> result(processes.size());
+  std::vector<pollfd> waited;
+  for (const UniqueFd& process : processes) waited.push_back({process.get(), POLLIN, 0});
   Grace watched(grace);
-  for (int num_ended = 0; num_ended < num_started;) {
+  for (std::size_t num_ended = 0; num_ended < result.size();) {
+    // A signal of this process ends the wait early, which does no harm.
+    (void)::poll(waited.data(), waited.size(), watched.rest_ms());
     for (std::size_t rank = 0; rank < result.size(); ++rank) {
       const pid_t pid = running[rank];
       const std::optional<PersistentRank> end = pid == 0 ? std::nullopt : end_of(pid);
       if (!end) continue;
       running[rank] = 0;
+      waited[rank].fd = -1;  // which poll leaves out
       result[rank] = *end;
       result[rank].was_told = watched.is_telling();
       ++num_ended;
       if (is_broken(*end)) watched.begin();
     }
     watched.look();
-    if (num_ended < num_started) std::this_thread::sleep_for(kBetweenLooks);
   }
   return result;
 }
@@ -244,7 +261,8 @@ std::vector<PersistentRank> run_persistent_ranks(int num_ranks, const std::funct
   const SignalsForRanks signals;
   const pid_t controller = ::getpid();
   std::fflush(nullptr);
-  int refusal = 0, num_started = 0;
+  int refusal = 0;
+  std::vector<UniqueFd> processes;
   for (int rank = 0; rank < num_ranks && refusal == 0; ++rank) {
     const pid_t pid = ::fork();
     if (pid == 0) {
@@ -261,13 +279,14 @@ std::vector<PersistentRank> run_persistent_ranks(int num_ranks, const std::funct
       continue;
     }
     running[static_cast<std::size_t>(rank)] = pid;
-    ++num_started;
+    processes.emplace_back(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
+    if (!processes.back().is_open()) refusal = errno;
   }
   // Where rank 0 ends early, whoever wants to meet it is refused.
   meeting.reset();
   signals.release();
   if (refusal != 0) hand_on(SIGKILL);
-  std::vector<PersistentRank> result = ends_of_all(num_started, grace);
+  std::vector<PersistentRank> result = ends_of_all(processes, grace);
   if (refusal != 0) {
     throw InfrastructureError(fmt::format("cannot start {} processes for persistent ranks: {}",
                                           num_ranks, std::strerror(refusal)));

@@ -21,18 +21,18 @@ struct StageWork {
   /// `input` is undefined where the section has the embedding. Returns the section's result without
   /// a graph; of one that has the head nothing.
   std::function<at::Tensor(std::size_t stage, std::size_t micro_batch, const at::Tensor& input)>
-      forward;
+      forward = {};
   /// `gradient` is that of the section's result, undefined where it has the head. Returns the
   /// gradient of its input, undefined where it has the embedding.
   std::function<at::Tensor(std::size_t stage, std::size_t micro_batch, const at::Tensor& gradient)>
-      backward;
+      backward = {};
   /// The two halves of backward, in this order: the gradient of the input alone, and those of
   /// weights.
   std::function<at::Tensor(std::size_t stage, std::size_t micro_batch, const at::Tensor& gradient)>
-      backward_input;
-  std::function<void(std::size_t stage, std::size_t micro_batch)> backward_weight;
+      backward_input = {};
+  std::function<void(std::size_t stage, std::size_t micro_batch)> backward_weight = {};
   /// Where what comes from other stages is put; none: in host memory.
-  std::optional<c10::Device> device;
+  std::optional<c10::Device> device = {};
 };
 
 /// Guarantees   run() asks for each forward of each section once, and for each backward once, whole

@@ -17,32 +17,6 @@
 #include "subjects/parallel/grad_average.h"
 
 namespace isoshard {
-namespace {
-
-struct Slot {
-  std::size_t bucket = 0;
-  std::size_t segment = 0;
-};
-
-struct Bucket {
-  std::vector<std::size_t> parameters;
-  std::vector<Segment> segments;  // one per parameter, in the bucket's order
-  std::vector<bool> packed;
-  std::int64_t numel = 0;
-  at::Tensor flat;  // made when the first gradient comes; of a single parameter the gradient itself
-  Work work;
-  bool started = false;
-
-  [[nodiscard]] bool full() const {
-    return std::find(packed.begin(), packed.end(), false) == packed.end();
-  }
-  [[nodiscard]] at::Tensor view(std::size_t segment, const at::Tensor& like) const {
-    return flat.narrow(0, segments[segment].offset, segments[segment].count).view(like.sizes());
-  }
-};
-
-}  // namespace
-
 std::vector<std::vector<std::size_t>> bucket_assignment_in_order(
     const std::vector<ReducedParameter>& parameters, std::span<const std::size_t> order,
     std::int64_t bucket_bytes) {
@@ -83,6 +57,29 @@ std::vector<std::vector<std::size_t>> bucket_assignment(
 }
 
 struct GradientReducer::Impl {
+  struct Slot {
+    std::size_t bucket = 0;
+    std::size_t segment = 0;
+  };
+
+  struct Bucket {
+    std::vector<std::size_t> parameters;
+    std::vector<Segment> segments;  // one per parameter, in the bucket's order
+    std::vector<bool> packed;
+    std::int64_t numel = 0;
+    at::Tensor
+        flat;  // made when the first gradient comes; of a single parameter the gradient itself
+    Work work;
+    bool started = false;
+
+    [[nodiscard]] bool full() const {
+      return std::find(packed.begin(), packed.end(), false) == packed.end();
+    }
+    [[nodiscard]] at::Tensor view(std::size_t segment, const at::Tensor& like) const {
+      return flat.narrow(0, segments[segment].offset, segments[segment].count).view(like.sizes());
+    }
+  };
+
   std::vector<ReducedParameter> parameters;
   Communicator* dp;
   std::vector<Bucket> buckets;

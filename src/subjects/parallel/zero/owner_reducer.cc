@@ -15,18 +15,15 @@
 #include "subjects/parallel/grad_average.h"
 
 namespace isoshard {
-namespace {
-
-struct Bucket {
-  std::vector<std::size_t> parameters;
-  std::vector<Segment> segments;     // of the flat buffer: one for each run, empty ones left out
-  std::vector<std::int64_t> counts;  // of the flat buffer, by owner
-  std::size_t ready = 0;             // parameters whose gradient has come
-};
-
-}  // namespace
 
 struct OwnerReducer::Impl {
+  struct Bucket {
+    std::vector<std::size_t> parameters;
+    std::vector<Segment> segments;     // of the flat buffer: one for each run, empty ones left out
+    std::vector<std::int64_t> counts;  // of the flat buffer, by owner
+    std::size_t ready = 0;             // parameters whose gradient has come
+  };
+
   std::vector<ReducedParameter> parameters;
   ZeroPartition partition;
   Communicator* dp;
