@@ -192,7 +192,7 @@ INSTANTIATE_TEST_SUITE_P(
                              record([](json& r, int rank) { place_rows(r, rank * 25); })),
                     compared("Negative", kBadInput, {"-1"},
                              record([](json& r, int) { place_rows(r, -1); })),
-                    compared("OverflowingShape", kBadInput, {"global_shape", "overflows"},
+                    compared("OverflowingShape", kBadInput, {"global_shape", "must be below 2^63"},
                              record([](json& r, int) {
                                r["global_shape"] = {1LL << 40, 1LL << 40};
                              })),

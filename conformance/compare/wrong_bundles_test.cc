@@ -279,7 +279,7 @@ INSTANTIATE_TEST_SUITE_P(
         Wrong{"OfAnUnknownKind",
               [](const fs::path& b) { rename(b, "grad/model.norm.weight/0", kNorm, "note"); },
               {3},
-              "no kind of record"},
+              "the kind of a record must be"},
         Wrong{"AStepLess",
               [](const fs::path& b) {
                 fs::remove_all(b / "step0001");

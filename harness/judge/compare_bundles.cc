@@ -191,10 +191,11 @@ void check_masks(const SavedRun& trusted) {
         }))
       return;
   }
-  trusted.refuse(fmt::format(
-      "{}, and the bundle holds no masks, without which a run with other masks looks wrong; record "
-      "them (kind mask), or set the dropout to 0",
-      dropout));
+  trusted.refuse(
+      fmt::format("{}, and the bundle holds no masks, without which a run that draws others looks "
+                  "wrong; record "
+                  "them (kind mask), or set the dropout to 0",
+                  dropout));
 }
 
 /// Records of the judged run that the trusted one says it does not have, or that need not be there.
