@@ -193,8 +193,7 @@ void check_masks(const SavedRun& trusted) {
   }
   trusted.refuse(
       fmt::format("{}, and the bundle holds no masks, without which a run that draws others looks "
-                  "wrong; record "
-                  "them (kind mask), or set the dropout to 0",
+                  "wrong; record them (kind mask), or set the dropout to 0",
                   dropout));
 }
 
