@@ -52,7 +52,8 @@ def test_a_failure_says_which_rank_and_where(
 ) -> None:
     script = tmp_path / "train.py"
     script.write_text(SCRIPT.replace("FAULT", fault))
-    command = [sys.executable, "-m", "isoshard", "judge", *options, "--", "torchrun"]
+    torchrun = str(Path(sys.executable).parent / "torchrun")
+    command = [sys.executable, "-m", "isoshard", "judge", *options, "--", torchrun]
 
     result = subprocess.run(
         [*command, "--nproc-per-node", "2", str(script)],

@@ -62,7 +62,8 @@ def _needs_the_program() -> None:
 def judge(folder: Path, words: str, text: str = SCRIPT, optimizer: str = ADAMW) -> tuple[int, str]:
     script = folder / "train.py"
     script.write_text(text.replace("OPTIMIZER", optimizer))
-    command = [sys.executable, "-m", "isoshard", "judge", "--reference", "ours", "--", "torchrun"]
+    torchrun = str(Path(sys.executable).parent / "torchrun")
+    command = [sys.executable, "-m", "isoshard", "judge", "--reference", "ours", "--", torchrun]
     result = subprocess.run(
         [*command, "--nproc-per-node", "2", str(script), *words.split()],
         capture_output=True,

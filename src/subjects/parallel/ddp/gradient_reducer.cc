@@ -239,7 +239,7 @@ std::size_t GradientReducer::num_buckets() const noexcept {
 
 std::vector<std::vector<std::string>> GradientReducer::bucket_names() const {
   std::vector<std::vector<std::string>> names;
-  for (const Bucket& bucket : impl_->buckets) {
+  for (const Impl::Bucket& bucket : impl_->buckets) {
     std::vector<std::string>& own = names.emplace_back();
     for (const std::size_t i : bucket.parameters) own.push_back(impl_->parameters[i].name);
   }
