@@ -119,7 +119,7 @@ Verdict compare_pair(const DumpedPair& pair, const ComparePlan& plan, const Bund
   if (!plan.are_checkpoints) {
     JudgePolicy options;
     options.rtol = plan.rtol;
-    Verdict verdict = compare_bundles(pair.reference, pair.actual, options, rules);
+    Verdict verdict = compare_bundles(pair.reference, pair.actual, options, rules, plan.comparer);
     add_own_word(pair.reference, pair.actual, rules.batch_file, verdict);
     if (!pair.against.empty()) verdict.reason += "; against " + pair.against;
     return verdict;
@@ -127,7 +127,7 @@ Verdict compare_pair(const DumpedPair& pair, const ComparePlan& plan, const Bund
   CheckpointRules checkpoint = plan.checkpoint;
   checkpoint.rtol = plan.rtol;
   checkpoint.not_recorded = rules.not_recorded;
-  return compare_checkpoints(pair.reference, pair.actual, checkpoint);
+  return compare_checkpoints(pair.reference, pair.actual, checkpoint, plan.comparer);
 }
 
 }  // namespace
@@ -148,8 +148,9 @@ void require_comparable(const ComparePlan& plan) {
   } else if (plan.reference.empty() || plan.actual.empty()) {
     throw UsageError(
         "compare needs two bundles: isoshard compare REFERENCE ACTUAL; or --input-dir DIR");
-  } else {
-    (void)are_curves(plan);
+  } else if (are_curves(plan) && plan.comparer != nullptr) {
+    throw UsageError(
+        "--device must be cpu where two loss curves are compared, got cuda: they have no tensors");
   }
 }
 
