@@ -93,6 +93,12 @@ INSTANTIATE_TEST_SUITE_P(
                "--device cpu"}),
         usage("NoGpuToTrainOn", "train --preset small --device cuda",
               {"device cuda must be a GPU", "docs/gpu.md"}),
+        usage("NoGpuToCompareOn", "compare a b --device cuda",
+              {"device cuda must be a GPU that this program can use, got none: it was built "
+               "without CUDA",
+               "--device cpu"}),
+        usage("NoSuchDeviceToCompareOn", "compare a b --device gpu",
+              {"--device must be cpu or cuda, got gpu"}),
         usage("Tf32OnACpu", "verify --preset small --tf32",
               {"--tf32 must be given with --device cuda, got device cpu"}),
         usage("NoSteps", "verify --steps 0", {"number of steps must be at least 1, got 0"}),

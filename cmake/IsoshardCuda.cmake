@@ -109,10 +109,12 @@ else()
   else()
     set(ISOSHARD_HAS_TORCH_CUDA TRUE)
     add_library(isoshard::libtorch_cuda INTERFACE IMPORTED GLOBAL)
-    # --no-as-needed: kernels register themselves in static initializers.
+    # --no-as-needed: kernels register themselves in static initializers. One item, as of several
+    # flags that isoshard::libtorch has too, CMake keeps one: then the linker leaves CUDA out.
+    string(JOIN "," _cuda_libraries -Wl --push-state --no-as-needed ${_torch_lib}/libtorch_cuda.so
+      ${_torch_lib}/libc10_cuda.so --pop-state)
     target_link_libraries(isoshard::libtorch_cuda INTERFACE isoshard::libtorch isoshard::cuda
-      -Wl,--push-state,--no-as-needed ${_torch_lib}/libtorch_cuda.so ${_torch_lib}/libc10_cuda.so
-      -Wl,--pop-state)
+      ${_cuda_libraries})
   endif()
 endif()
 
@@ -241,7 +243,8 @@ function(isoshard_carry_libraries target)
     endif()
   endforeach()
   add_test(NAME ${target}.libraries
-    COMMAND bash ${PROJECT_SOURCE_DIR}/cmake/checks/check_gpu_program.sh $<TARGET_FILE:${target}>)
+    COMMAND bash ${PROJECT_SOURCE_DIR}/cmake/checks/check_gpu_program.sh $<TARGET_FILE:${target}>
+      libtorch_cuda.so libc10_cuda.so)
   set_tests_properties(${target}.libraries PROPERTIES LABELS "unit;structure" TIMEOUT 60)
 endfunction()
 

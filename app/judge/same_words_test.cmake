@@ -16,6 +16,9 @@ expect_same(0 "" --input-dir ${FOLDER}/runs)
 expect_same(1 "" ${reference} ${right} --rtol 0)
 expect_same(2 "" ${reference})
 expect_same(2 "" ${reference} ${right} --rtol 2)
+expect_same(2 "device cuda must be a GPU that this program can use, got none: it was built without"
+  ${reference} ${right} --device cuda)
+expect_same(0 "" ${reference} ${right} --device cpu)
 expect_same(3 "" ${reference} ${FOLDER}/missing)
 
 foreach(name PROGRAM JUDGE)

@@ -116,6 +116,19 @@ class WithOneGpu : public ::testing::Test {
 
 class SharedGpuProbe : public WithOneGpu {};
 
+TEST_F(SharedGpuProbe, OfEachWorldOfARunIsTold) {
+  EXPECT_EQ(words_of_worlds(Device::Kind::kCuda, {2, 1, 2}),
+            "1 rank: none: a world of one rank; 2 ranks: nccl, 2 ranks on 1 GPU, which a probe "
+            "found to work");
+  set_gpu_api({});
+  forget_shared_gpus();
+  EXPECT_EQ(words_of_worlds(Device::Kind::kCuda, {4, 2}),
+            "shm, staged through host memory: this program has no NCCL");
+  EXPECT_EQ(words_of_worlds(Device::Kind::kCuda, {7, 1, 2}),
+            "1 rank: none: a world of one rank; 2 and 7 ranks: shm, staged through host memory: "
+            "this program has no NCCL");
+}
+
 TEST_F(SharedGpuProbe, FindsNothingWhereNcclWorks) {
   EXPECT_EQ(why_no_shared_gpus(2, 20s), "");
   EXPECT_GT(fabric_.num_ids(), 0U);

@@ -48,6 +48,19 @@ INSTANTIATE_TEST_SUITE_P(Small, DeviceExperiment,
                          ::testing::Values(ExperimentKind::kInit, ExperimentKind::kStack,
                                            ExperimentKind::kGrowth));
 
+TEST(DeviceExperiment, SaysHowTheRanksOfEachWorldMeet) {
+  ASSERT_EQ(kExperimentDevice.type(), c10::DeviceType::PrivateUse1);
+  ExperimentSettings settings = small(ExperimentKind::kInit);
+  settings.tp = {1, 2};
+  settings.device = Device::Kind::kCuda;
+
+  const Report report = report_experiment(ExperimentKind::kInit, settings);
+
+  EXPECT_EQ(report.environment.at("device.collectives"),
+            "1 rank: none: a world of one rank; 2 ranks: shm, staged through host memory: this "
+            "program has no NCCL");
+}
+
 // It probes many shapes on up to 7 ranks.
 TEST(DeviceExperimentWide, FindsOnADeviceWhatItFindsInHostMemory) {
   expect_findings_of_host_memory(ExperimentKind::kColumnRow);

@@ -4,16 +4,27 @@
 #include <ATen/Context.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/mman.h>
 
+#include <algorithm>
+#include <atomic>
 #include <map>
+#include <memory>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/error.h"
+#include "harness/judge/judge.h"
+#include "harness/recorder/device_digest.h"
+#include "harness/report/json/verdict_json.h"
+#include "harness/stats/device/emulated_grid.h"
 #include "harness/testing/device/test_device.h"
 #include "harness/verdict/equal_runs.h"
 #include "subjects/model/zoo/registry.h"
+#include "suite/reference/policy.h"
+#include "suite/reference/reference.h"
 #include "suite/testing/emulated_cases.h"
 #include "suite/testing/every_subject.h"
 #include "suite/testing/nd_cases.h"
@@ -143,6 +154,92 @@ INSTANTIATE_TEST_SUITE_P(EverySubject, DeviceEmulatedWide, ::testing::ValuesIn(c
 
 INSTANTIATE_TEST_SUITE_P(Features, DeviceEmulatedWide, ::testing::ValuesIn(feature_cases()),
                          case_name);
+
+/// What ranks, which are forked, tell of themselves.
+class ToldByRanks {
+ public:
+  ToldByRanks() {
+    void* const memory =
+        ::mmap(nullptr, sizeof(Counts), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) throw InfrastructureError("no shared memory for a test");
+    counts_ = new (memory) Counts;
+  }
+  ~ToldByRanks() { ::munmap(counts_, sizeof(Counts)); }
+  ToldByRanks(const ToldByRanks&) = delete;
+  ToldByRanks& operator=(const ToldByRanks&) = delete;
+
+  struct Counts {
+    std::atomic<std::int64_t> digests{0};
+    std::atomic<std::int64_t> bytes[16] = {};  ///< by rank: fetched from the device
+  };
+  [[nodiscard]] Counts& counts() const { return *counts_; }
+  [[nodiscard]] std::int64_t bytes_fetched() const {
+    std::int64_t sum = 0;
+    for (const auto& of_rank : counts_->bytes) sum += of_rank;
+    return sum;
+  }
+
+ private:
+  Counts* counts_;
+};
+
+class CountedDigest final : public DeviceDigest {
+ public:
+  explicit CountedDigest(ToldByRanks::Counts& counts) : counts_(&counts) {}
+  std::uint64_t digest_of(const at::Tensor& tensor) override {
+    ++counts_->digests;
+    return device::emulate_digest(static_cast<const std::byte*>(tensor.const_data_ptr()),
+                                  tensor.nbytes());
+  }
+
+ private:
+  ToldByRanks::Counts* counts_;
+};
+
+/// The case against its reference; with digests on the device, or without.
+Trace compared_run(const Case& item, const ToldByRanks& told, bool has_digests) {
+  RunOptions options;
+  options.observers.push_back([&told](int rank) {
+    return [&told, rank](const Site&, const at::Tensor&) {
+      told.counts().bytes[rank] = bytes_from_test_device();
+    };
+  });
+  const Reference& reference = reference_of(item);
+  DeviceDigestMaker make;
+  if (has_digests) make = [&told] { return std::make_unique<CountedDigest>(told.counts()); };
+  set_device_digest(kTestDevice.type(), std::move(make));
+  Trace trace = run_case(item, reference, options);
+  set_device_digest(kTestDevice.type(), {});
+  return trace;
+}
+
+class DeviceRecords : public ::testing::TestWithParam<Case> {};
+
+TEST_P(DeviceRecords, HaveTheSameBytesThoughEqualTensorsWereLeftOnTheDevice) {
+  const Case item = on_device(GetParam());
+  const ToldByRanks fetching, leaving;
+
+  const Trace fetched = compared_run(item, fetching, false);
+  const Trace left = compared_run(item, leaving, true);
+
+  ASSERT_EQ(left.ranks.size(), fetched.ranks.size());
+  for (std::size_t r = 0; r < left.ranks.size(); ++r) {
+    EXPECT_EQ(left.ranks[r].serialize(), fetched.ranks[r].serialize());
+    for (const Record& record : left.ranks[r].records) {
+      if (!record.kept) continue;
+      const HostTensor own = left.ranks[r].tensor(record), other = fetched.ranks[r].tensor(record);
+      EXPECT_TRUE(std::ranges::equal(own.bytes, other.bytes)) << describe(record.key);
+    }
+  }
+  const auto verdict_on = [&](const Trace& trace) {
+    return verdict_json(judge(reference_of(item), trace, policy_of(item))).dump();
+  };
+  EXPECT_EQ(verdict_on(left), verdict_on(fetched));
+  EXPECT_EQ(fetching.counts().digests, 0);
+  EXPECT_GT(leaving.counts().digests, 10);
+  EXPECT_LT(leaving.bytes_fetched(), fetching.bytes_fetched());
+}
+INSTANTIATE_TEST_SUITE_P(EverySubject, DeviceRecords, ::testing::ValuesIn(cases(true)), case_name);
 
 /// The case, where every activation and gradient that passes must be on the device.
 void run_watched(const Case& item) {

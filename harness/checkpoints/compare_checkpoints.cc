@@ -76,8 +76,12 @@ void rename(StoredCheckpoint& checkpoint, const std::vector<Renaming>& rules) {
 
 class Comparison {
  public:
-  Comparison(const fs::path& reference, const fs::path& actual, const CheckpointRules& rules)
-      : rules_(rules), reference_(open_checkpoint(reference)), actual_(open_checkpoint(actual)) {
+  Comparison(const fs::path& reference, const fs::path& actual, const CheckpointRules& rules,
+             Comparer* comparer)
+      : rules_(rules),
+        comparer_(comparer),
+        reference_(open_checkpoint(reference)),
+        actual_(open_checkpoint(actual)) {
     rename(actual_, rules.renamings);
     for (std::string& note : fill_tied(reference_, actual_)) notes_.push_back(std::move(note));
     for (const StoredCheckpoint* side : {&reference_, &actual_})
@@ -208,7 +212,7 @@ class Comparison {
           continue;
         }
         compare_part(part, record, tensor.bytes.data(), reference.bytes(*wanted), wanted->dtype, 1,
-                     nullptr);
+                     nullptr, comparer_);
         is_equal = is_equal && part.stats.unequal_values == 0 && part.stats.nonfinite_mismatch == 0;
       }
       if (!is_equal) keep(record, *arena, tensor);
@@ -289,6 +293,7 @@ class Comparison {
   }
 
   const CheckpointRules& rules_;
+  Comparer* comparer_;
   StoredCheckpoint reference_, actual_;
   std::vector<std::string> notes_;
   std::vector<Finding> findings_;
@@ -299,12 +304,12 @@ class Comparison {
 }  // namespace
 
 Verdict compare_checkpoints(const fs::path& reference, const fs::path& actual,
-                            const CheckpointRules& rules) {
+                            const CheckpointRules& rules, Comparer* comparer) {
   std::error_code ignored;
   if (fs::equivalent(reference, actual, ignored))
     throw UsageError(fmt::format("compare --checkpoint needs two checkpoints, got {} twice",
                                  reference.string()));
-  return Comparison(reference, actual, rules).run();
+  return Comparison(reference, actual, rules, comparer).run();
 }
 
 std::vector<Renaming> parse_renamings(const std::string& text) {

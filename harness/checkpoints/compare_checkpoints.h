@@ -10,6 +10,8 @@
 
 namespace isoshard {
 
+class Comparer;
+
 /// The name of a tensor of the second checkpoint, and what it is called in the first. Both may hold
 /// one *, which stands for the same text.
 struct Renaming {
@@ -35,6 +37,7 @@ struct CheckpointRules {
 ///
 /// Of tied embeddings a checkpoint may hold either one. If config.json of one of the two says that
 /// they are tied, the one that is there stands for the other, with its values; a note lists it.
+/// `comparer`, if not null, takes the place of accumulate().
 ///
 /// Guarantees   conforms only if every tensor of either one was compared or is named in
 ///              `not_recorded`. Signed zeros are equal; a note says how many tensors differ in them
@@ -44,7 +47,8 @@ struct CheckpointRules {
 ///              gives two tensors one name.
 [[nodiscard]] Verdict compare_checkpoints(const std::filesystem::path& reference,
                                           const std::filesystem::path& actual,
-                                          const CheckpointRules& rules = {});
+                                          const CheckpointRules& rules = {},
+                                          Comparer* comparer = nullptr);
 
 /// "FROM=TO,FROM=TO" as renamings.
 /// Errors   UsageError for a part without =, with an empty side, or with a * on one side only.

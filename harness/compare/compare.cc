@@ -119,14 +119,14 @@ Verdict compare_pair(const DumpedPair& pair, const ComparePlan& plan, const Bund
   if (!plan.are_checkpoints) {
     JudgePolicy options;
     options.rtol = plan.rtol;
-    Verdict verdict = compare_bundles(pair.reference, pair.actual, options, rules);
+    Verdict verdict = compare_bundles(pair.reference, pair.actual, options, rules, plan.comparer);
     if (!pair.against.empty()) verdict.reason += "; against " + pair.against;
     return verdict;
   }
   CheckpointRules checkpoint = plan.checkpoint;
   checkpoint.rtol = plan.rtol;
   checkpoint.not_recorded = rules.not_recorded;
-  return compare_checkpoints(pair.reference, pair.actual, checkpoint);
+  return compare_checkpoints(pair.reference, pair.actual, checkpoint, plan.comparer);
 }
 
 }  // namespace
@@ -147,8 +147,9 @@ void require_comparable(const ComparePlan& plan) {
   } else if (plan.reference.empty() || plan.actual.empty()) {
     throw UsageError(
         "compare needs two bundles: isoshard compare REFERENCE ACTUAL; or --input-dir DIR");
-  } else {
-    (void)are_curves(plan);
+  } else if (are_curves(plan) && plan.comparer != nullptr) {
+    throw UsageError(
+        "--device must be cpu where two loss curves are compared, got cuda: they have no tensors");
   }
 }
 

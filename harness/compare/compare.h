@@ -13,6 +13,8 @@
 
 namespace isoshard {
 
+class Comparer;
+
 /// What to compare, as data: a reference and an actual run, or every pair of a folder.
 struct ComparePlan {
   std::filesystem::path reference, actual;  ///< two bundles, loss curves or checkpoints
@@ -29,6 +31,8 @@ struct ComparePlan {
   /// is not read.
   bool are_checkpoints = false;
   CheckpointRules checkpoint = {};
+  /// What compares tensors; nullptr: accumulate(), on this CPU. It must outlive the comparison.
+  Comparer* comparer = nullptr;
   /// The bounds of a curve, which may depend on its subject; empty: the usual ones.
   std::function<CurveBounds(const Curve& actual)> bounds_of = {};
 };
@@ -40,13 +44,13 @@ struct CompareObserver {
 };
 
 /// Checks what can be checked before anything is compared or written.
-/// Errors   UsageError if the plan names a bundle and a curve, or less than two runs, or if rtol is
-///          not in [0, 1).
+/// Errors   UsageError if the plan names a bundle and a curve, or less than two runs, or a comparer
+///          for two curves, or if rtol is not in [0, 1).
 void require_comparable(const ComparePlan& plan);
 
 /// Errors   as require_comparable; UsageError if settings differ and may not; FileError for a
 ///          malformed file.
-/// Determinism   a function of its plan and the files.
+/// Determinism   a function of its plan and the files. A comparer moves sums by 1e-12 at most.
 [[nodiscard]] Report compare(const ComparePlan& plan, const CompareObserver& observer = {});
 
 }  // namespace isoshard

@@ -7,6 +7,7 @@
 #include <boost/program_options/value_semantic.hpp>
 #include <charconv>
 #include <cmath>
+#include <memory>
 #include <nlohmann/json.hpp>
 #include <sstream>
 #include <utility>
@@ -70,6 +71,8 @@ void declare_compare(OptionTable& table) {
   judging("at-steps", po::value<std::string>(), "judge only these steps, such as 0,3");
   judging("mesh", po::value<std::string>(),
           "the mesh that the judged run must have, such as dp=2,tp=2");
+  judging("device", po::value<std::string>()->default_value("cpu"),
+          "where tensors are compared: cpu, cuda");
   auto output = table.group("output");
   output("output-dir", po::value<std::string>(),
          "write report.json, report.txt and junit.xml to this folder");
@@ -185,6 +188,19 @@ ComparePlan plan_of(const ParsedOptions& options) {
   return plan;
 }
 
+/// nullptr: on this CPU.
+std::unique_ptr<Comparer> comparer_of(const ParsedOptions& options, const ComparerMaker& on_gpu) {
+  const std::string device = options.get<std::string>("device");
+  if (device == "cpu") return nullptr;
+  if (device != "cuda")
+    throw UsageError(fmt::format("--device must be cpu or cuda, got {}", device));
+  if (!on_gpu)
+    throw UsageError(
+        "device cuda must be a GPU that this program can use, got none: it was built without CUDA "
+        "(./isoshard --gpu builds isoshard-gpu); take --device cpu, or see docs/gpu.md");
+  return on_gpu();
+}
+
 std::vector<std::string> made_by_of(const ParsedOptions& options) {
   if (!options.given("made-by")) return {};
   const std::string text = options.get<std::string>("made-by");
@@ -217,15 +233,17 @@ int run_compare(const ParsedOptions& options, ComparePlan plan) {
 
 }  // namespace
 
-Command compare_command(std::string examples, CurveCeilings ceilings) {
+Command compare_command(std::string examples, CurveCeilings ceilings, ComparerMaker on_gpu) {
   return {"compare",
           "judge one dumped run against another",
           "compare [--checkpoint] REFERENCE ACTUAL [options]   or   compare --input-dir DIR "
           "[options]",
           std::move(examples),
           declare_compare,
-          [ceilings](const ParsedOptions& options) {
+          [ceilings, on_gpu = std::move(on_gpu)](const ParsedOptions& options) {
             ComparePlan plan = plan_of(options);
+            const std::unique_ptr<Comparer> comparer = comparer_of(options, on_gpu);
+            plan.comparer = comparer.get();
             plan.bounds_of = [ceilings](const Curve& actual) {
               return curve_bounds(actual, ceilings);
             };

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "harness/cli/command.h"
+#include "harness/stats/comparer.h"
 
 namespace isoshard {
 
@@ -14,6 +15,9 @@ namespace isoshard {
 using CurveCeilings = std::span<const std::pair<std::string_view, double>>;
 
 /// `compare REFERENCE ACTUAL`: two bundles, two loss curves, or a folder of dumped runs.
-[[nodiscard]] Command compare_command(std::string examples, CurveCeilings ceilings);
+/// `on_gpu` makes what compares with --device cuda, and throws a UsageError that says why where no
+/// GPU can be used; empty: this program never can.
+[[nodiscard]] Command compare_command(std::string examples, CurveCeilings ceilings,
+                                      ComparerMaker on_gpu = {});
 
 }  // namespace isoshard

@@ -361,7 +361,7 @@ void add_journals(JournalVerdict journals, Verdict& verdict) {
 
 Verdict compare_bundles(const std::filesystem::path& reference_directory,
                         const std::filesystem::path& actual_directory, JudgePolicy policy,
-                        const BundleRules& rules) {
+                        const BundleRules& rules, Comparer* comparer) {
   SavedRun trusted(reference_directory, rules.unsealed);
   SavedRun judged(actual_directory, rules.unsealed);
   std::vector<std::string> notes = check_settings(trusted, judged, rules);
@@ -398,10 +398,11 @@ Verdict compare_bundles(const std::filesystem::path& reference_directory,
   add_producer(trusted.bundle, "trusted", notes);
   add_producer(judged.bundle, "judged", notes);
   const ComparedInRanks compared = require_fitting_statistics(trusted, judged, reference, policy);
-  const Trace run = replayed(
-      judged.bundle.trace, reference, policy, [&](const RankTrace& rank, const Record& record) {
-        return extra.contains(record.key) ? std::nullopt : std::optional(rank.tensor(record));
-      });
+  const auto tensor_of = [&](const RankTrace& rank, const Record& record) {
+    return extra.contains(record.key) ? std::nullopt : std::optional(rank.tensor(record));
+  };
+  const Trace run =
+      replayed(judged.bundle.trace, reference, policy, tensor_of, RunPurpose::kJudged, comparer);
   Verdict verdict = judge(reference, run, policy);
   verdict.notes.insert(verdict.notes.end(), notes.begin(), notes.end());
   if (!filters.empty()) verdict.reason += "; " + filters;

@@ -13,6 +13,8 @@
 
 namespace isoshard {
 
+class Comparer;
+
 enum class DifferentSettings : std::uint8_t { kRefused, kAllowed };
 
 /// What whoever compares says of the judged run. Nothing of it is ever taken from the judged
@@ -38,7 +40,9 @@ struct BundleRules {
 /// is put together first. Without rtol and stored responses every tensor must be equal. What is
 /// demanded of the judged run comes from the trusted bundle's settings and records and from
 /// `rules`: gradient scales, the coarsest dtype, the mask, partial sums, ranks and records. Layouts
-/// that the judged bundle leaves to be inferred are found first (infer_layouts).
+/// that the judged bundle leaves to be inferred are found first (infer_layouts). `comparer`, if not
+/// null, compares the tensors of ranks with the reference; sums that ranks hold the summands of,
+/// and what is inferred or checked before, are made on this CPU all the same.
 ///
 /// Guarantees   the verdict of judge() on the run and the reference that were written, if these
 ///              settings were judged with. What `rules` allowed stands in the verdict's notes.
@@ -48,6 +52,6 @@ struct BundleRules {
 ///              if it has dropout and no masks, and as require_honest_layouts.
 [[nodiscard]] Verdict compare_bundles(const std::filesystem::path& reference,
                                       const std::filesystem::path& actual, JudgePolicy policy,
-                                      const BundleRules& rules = {});
+                                      const BundleRules& rules = {}, Comparer* comparer = nullptr);
 
 }  // namespace isoshard

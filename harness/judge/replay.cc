@@ -20,13 +20,14 @@ std::size_t bytes_needed(const RankTrace& rank) {
 }  // namespace
 
 Trace replayed(const Trace& trace, const Reference& reference, const JudgePolicy& policy,
-               const ReplayedTensor& tensor_of, RunPurpose purpose) {
+               const ReplayedTensor& tensor_of, RunPurpose purpose, Comparer* comparer) {
   Trace result{trace.subject, trace.case_slug, trace.mesh, {}};
   for (const RankTrace& rank : trace.ranks) {
     RecordOptions options;
     options.mesh = trace.mesh;
     options.rank = rank.rank;
     options.reference = &reference;
+    options.comparer = comparer;
     options.keep = Keep::kWhatDiffers;
     options.arena =
         std::make_shared<Arena>(bytes_needed(rank), fmt::format("replay-{}", rank.rank));

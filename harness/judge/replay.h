@@ -9,6 +9,8 @@
 
 namespace isoshard {
 
+class Comparer;
+
 /// What a rank records in the place of one of its records: that tensor, another one of the same
 /// dtype and shape, or nothing. A view need live until the next call only.
 using ReplayedTensor =
@@ -18,9 +20,11 @@ using ReplayedTensor =
 ///
 /// Records whose ranks compared them are taken as they are.
 ///
-/// Requires   the trace has kept the tensors of all other records.
+/// Requires   the trace has kept the tensors of all other records. `comparer`, if not null, makes
+///            the statistics.
 [[nodiscard]] Trace replayed(const Trace& trace, const Reference& reference,
                              const JudgePolicy& policy, const ReplayedTensor& tensor_of,
-                             RunPurpose purpose = RunPurpose::kJudged);
+                             RunPurpose purpose = RunPurpose::kJudged,
+                             Comparer* comparer = nullptr);
 
 }  // namespace isoshard

@@ -11,6 +11,7 @@
 
 #include "core/base/error.h"
 #include "core/memory/unwritten.h"
+#include "harness/stats/comparer.h"
 
 namespace isoshard {
 namespace {
@@ -213,11 +214,60 @@ void for_each_run(const PartStats& part, const Record& record,
                });
 }
 
+namespace {
+
+/// What a part is compared with, packed as it is, and its runs.
+class PackedReference {
+ public:
+  PackedReference(const PartStats& part, const Record& record, const std::byte* reference,
+                  Dtype dtype, const std::uint8_t* selected) {
+    const std::size_t size = size_of(dtype);
+    for_each_run(part, record, [&](std::int64_t position, std::int64_t, std::int64_t count) {
+      runs.push_back({count, position});
+    });
+    if (runs.size() == 1) {
+      data = reference + static_cast<std::size_t>(runs[0].index) * size;
+      if (selected != nullptr) chosen = selected + runs[0].index;
+      return;
+    }
+    for (const ComparedRun& run : runs) {
+      const std::byte* const from = reference + static_cast<std::size_t>(run.index) * size;
+      bytes_.insert(bytes_.end(), from, from + static_cast<std::size_t>(run.count) * size);
+      if (selected != nullptr)
+        chosen_.insert(chosen_.end(), selected + run.index, selected + run.index + run.count);
+    }
+    data = bytes_.data();
+    if (selected != nullptr) chosen = chosen_.data();
+  }
+
+  std::vector<ComparedRun> runs;
+  const std::byte* data = nullptr;
+  const std::uint8_t* chosen = nullptr;  ///< elements that are compared; nullptr: all of them
+
+ private:
+  std::vector<std::byte> bytes_;
+  std::vector<std::uint8_t> chosen_;
+};
+
+}  // namespace
+
 void compare_part(PartStats& part, const Record& record, const std::byte* packed_part,
                   const std::byte* reference, Dtype reference_dtype, double reference_grad_scale,
-                  const std::uint8_t* selected) {
+                  const std::uint8_t* selected, Comparer* comparer) {
   part.stats = {};
   const double grad_scale = record.grad_scale / reference_grad_scale;
+  if (comparer != nullptr) {
+    const PackedReference wanted(part, record, reference, reference_dtype, selected);
+    comparer->accumulate(part.stats,
+                         {.reference = wanted.data,
+                          .actual = packed_part,
+                          .selected = wanted.chosen,
+                          .reference_dtype = reference_dtype,
+                          .actual_dtype = record.dtype,
+                          .grad_scale = grad_scale},
+                         wanted.runs);
+    return;
+  }
   const auto reference_size = static_cast<std::int64_t>(size_of(reference_dtype));
   const auto actual_size = static_cast<std::int64_t>(size_of(record.dtype));
   for_each_run(part, record, [&](std::int64_t position, std::int64_t done, std::int64_t count) {
@@ -234,6 +284,42 @@ void place_part(const PartStats& part, const Record& record, const std::byte* pa
     std::memcpy(global + position * element, packed_part + done * element,
                 static_cast<std::size_t>(count * element));
   });
+}
+
+const std::byte* local_of(const Record& record, const std::byte* global,
+                          std::vector<std::byte>& scratch) {
+  const auto element = static_cast<std::int64_t>(size_of(record.dtype));
+  const std::int64_t local = numel_of(record.local_shape);
+  const bool flat = is_flat(record.layout);
+  if (record.parts.size() == 1 && numel_of(record.parts[0], flat) == local) {
+    int runs = 0;
+    std::int64_t begin = 0;
+    for_each_run(record.parts[0], record, [&](std::int64_t position, std::int64_t, std::int64_t) {
+      if (runs++ == 0) begin = position;
+    });
+    if (runs == 1) return global + begin * element;
+  }
+  scratch.assign(static_cast<std::size_t>(local * element), std::byte{0});
+  std::vector<std::byte> packed_part;
+  for (const PartStats& part : record.parts) {
+    packed_part.resize(static_cast<std::size_t>(numel_of(part, flat) * element));
+    for_each_run(part, record, [&](std::int64_t position, std::int64_t done, std::int64_t count) {
+      std::memcpy(packed_part.data() + done * element, global + position * element,
+                  static_cast<std::size_t>(count * element));
+    });
+    const std::byte* from = packed_part.data();
+    const auto place = [&](std::int64_t position, std::int64_t count) {
+      std::memcpy(scratch.data() + position * element, from,
+                  static_cast<std::size_t>(count * element));
+      from += count * element;
+    };
+    if (flat) {
+      place(part.range.local_begin, part.range.count);
+    } else {
+      for_each_run(record.local_shape, part.box.local_offset, part.box.size, place);
+    }
+  }
+  return scratch.data();
 }
 
 }  // namespace isoshard

@@ -11,6 +11,8 @@
 
 namespace isoshard {
 
+class Comparer;
+
 /// How many elements the part holds; `flat` as the record's layout says.
 [[nodiscard]] std::int64_t numel_of(const PartStats& part, bool flat) noexcept;
 
@@ -40,13 +42,20 @@ void for_each_run(
     const std::function<void(std::int64_t global, std::int64_t packed, std::int64_t count)>& visit);
 
 /// Compares a packed part with the whole reference tensor. `selected`, if not null, has one byte
-/// per element of the global tensor. Fills `part.stats` anew; global indices.
+/// per element of the global tensor. Fills `part.stats` anew; global indices. `comparer`, if not
+/// null, takes the place of accumulate().
 void compare_part(PartStats& part, const Record& record, const std::byte* packed_part,
                   const std::byte* reference, Dtype reference_dtype, double reference_grad_scale,
-                  const std::uint8_t* selected);
+                  const std::uint8_t* selected, Comparer* comparer = nullptr);
 
 /// Copies packed part elements to their places in a contiguous global tensor of the same dtype.
 void place_part(const PartStats& part, const Record& record, const std::byte* packed_part,
                 std::byte* global);
+
+/// The record's local tensor, cut out of a contiguous global tensor of its dtype: of its parts, and
+/// zeros where it has none. In one run of `global` it is that memory itself, and else in `scratch`.
+/// Requires   `record.parts` are parts_of() it.
+[[nodiscard]] const std::byte* local_of(const Record& record, const std::byte* global,
+                                        std::vector<std::byte>& scratch);
 
 }  // namespace isoshard

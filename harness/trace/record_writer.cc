@@ -22,6 +22,17 @@
 
 namespace isoshard {
 
+namespace {
+
+/// The record that a repetition is made of, as the reference has it: it repeats nothing.
+std::optional<RecordKey> repeated_by(const RecordKey& key) {
+  if (const std::optional<std::string> parameter = parameter_read(key); parameter.has_value())
+    return RecordKey{key.step - 1, RecordKind::kParam, *parameter, key.step == 1 ? 1 : 0};
+  return first_draw_of(key);
+}
+
+}  // namespace
+
 struct RecordWriter::Impl {
   explicit Impl(RecordOptions given) : options(std::move(given)) {
     if (options.keep != Keep::kNothing && options.arena == nullptr && !options.decides_only)
@@ -47,16 +58,41 @@ struct RecordWriter::Impl {
   std::map<std::tuple<int, RecordKind, std::string>, int> calls;
   std::map<RecordKey, double> own_max_abs;  ///< of gradients, for a perturbed run
 
-  void write(const Site& site, const HostTensor& value) {
-    Record& record = trace.records.emplace_back();
+  /// The record that comes next, before anything is known of its values.
+  Record next(const Site& site, Dtype dtype, const Shape& shape) const {
+    Record record;
     const std::string name = site.recomputed ? recomputed_name(site.name) : site.name;
-    record.key = {step, site.kind, name, calls[{step, site.kind, name}]++};
-    record.order = static_cast<std::int64_t>(trace.records.size()) - 1;
-    record.dtype = value.dtype;
+    const auto before = calls.find({step, site.kind, name});
+    record.key = {step, site.kind, name, before == calls.end() ? 0 : before->second};
+    record.order = static_cast<std::int64_t>(trace.records.size());
+    record.dtype = dtype;
     record.layout = site.layout;
     record.grad_scale = site.grad_scale;
-    record.local_shape = value.shape;
+    record.local_shape = shape;
     record.parts = parts_of(record, options.mesh, options.rank);
+    return record;
+  }
+
+  std::optional<HostTensor> expected(const Site& site, Dtype dtype, const Shape& shape) const {
+    if (options.reference == nullptr || !options.reference->has_bytes()) return std::nullopt;
+    if (options.purpose == RunPurpose::kResponse) return std::nullopt;  // it has other weights
+    const Record record = next(site, dtype, shape);
+    if (is_partial(record.layout)) return std::nullopt;
+    const std::optional<WantedRecord> wanted =
+        wanted_of(*options.reference, repeated_by(record.key).value_or(record.key), options.policy);
+    if (!wanted.has_value() || wanted->record.dtype != dtype ||
+        wanted->record.layout.global_shape != record.layout.global_shape)
+      return std::nullopt;
+    const auto scratch = std::make_shared<std::vector<std::byte>>();
+    const std::byte* const local =
+        local_of(record, options.reference->bytes(wanted->record), *scratch);
+    const auto bytes = static_cast<std::size_t>(numel_of(shape)) * size_of(dtype);
+    return HostTensor{dtype, shape, {local, bytes}, scratch};
+  }
+
+  void write(const Site& site, const HostTensor& value) {
+    Record& record = trace.records.emplace_back(next(site, value.dtype, value.shape));
+    ++calls[{step, site.kind, record.key.name}];
     if (is_overflow_flag(record.key)) is_skipped = is_nonzero(value);
     const bool is_compared = options.reference != nullptr && !is_own_repetition(record.key);
     std::optional<WantedRecord> wanted;
@@ -131,7 +167,8 @@ struct RecordWriter::Impl {
       }
     }
     compare_part(part, record, bytes, options.reference->bytes(reference), reference.dtype,
-                 reference.grad_scale, claims.compared.empty() ? nullptr : claims.compared.data());
+                 reference.grad_scale, claims.compared.empty() ? nullptr : claims.compared.data(),
+                 options.comparer);
     // A perturbed run begins with other weights.
     if (masked_steps.has_value() && options.purpose == RunPurpose::kJudged)
       masked_steps->check(part, record, bytes, claims);
@@ -233,6 +270,11 @@ void RecordWriter::begin_step(int step) {
 
 void RecordWriter::write(const Site& site, const HostTensor& value) {
   impl_->write(site, value);
+}
+
+std::optional<HostTensor> RecordWriter::expected(const Site& site, Dtype dtype,
+                                                 const Shape& shape) const {
+  return impl_->expected(site, dtype, shape);
 }
 
 void RecordWriter::take(const Record& record) {

@@ -17,6 +17,8 @@
 
 namespace isoshard {
 
+class Comparer;
+
 enum class Keep : std::uint8_t { kNothing, kWhatDiffers, kEverything };
 
 /// What ranks of one process have in common. Copies over ranks are most of a replicated model: each
@@ -46,6 +48,7 @@ struct RecordOptions {
   MeshShape mesh;
   int rank = 0;
   const Reference* reference = nullptr;  ///< nullptr: nothing is compared
+  Comparer* comparer = nullptr;          ///< nullptr: accumulate() compares
   Keep keep = Keep::kNothing;
   /// kWhatDiffers keeps a record if one of its parts differs in value and exceeds its share of the
   /// perturbed tolerance (its own squared error, or what it adds to the scale error, is more than
@@ -80,6 +83,15 @@ class RecordWriter {
   /// Errors   MeshError that names the record if the tensor is not what its layout says; as Arena
   ///          if memory is short.
   void write(const Site& site, const HostTensor& value);
+  /// The tensor that write() would be given here by a rank that has what the reference has: bytes
+  /// to hold a tensor of this shape against before it is fetched from where it is. A guess, of
+  /// which nothing follows before all bytes were found equal. None where the reference says nothing
+  /// of it: it has no such record, or one of another dtype or shape, ranks hold summands of it, or
+  /// the run has other weights, as it shows how far the reference moves.
+  ///
+  /// Errors   as write.
+  [[nodiscard]] std::optional<HostTensor> expected(const Site& site, Dtype dtype,
+                                                   const Shape& shape) const;
   /// Takes over what another recorder compared with the same reference, as it is.
   /// Requires   record.compared, and begin_step of its step.
   void take(const Record& record);

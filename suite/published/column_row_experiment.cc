@@ -132,7 +132,7 @@ void run_probes(Findings& findings, const ExperimentSettings& s) {
   findings.line(
       "dtype | rows x in x out      | tp | bits\n------+----------------------+----+-----");
   bool exact_in_bf16 = true;
-  for (const int tp : {2, 4, 7}) {
+  for (const int tp : kProbedDegrees) {
     const std::vector<nlohmann::json> ranks = run_ranks(
         fmt::format("column_probes_tp{}", tp), tp, ReductionOrder::kOrdered, s, [&](Rank& rank) {
           nlohmann::json probes = nlohmann::json::array();

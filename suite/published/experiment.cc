@@ -197,7 +197,7 @@ Report report_experiment(ExperimentKind kind, const ExperimentSettings& settings
                          const ExperimentProgress& progress) {
   Report report;
   report.environment = settings_in_environment();
-  report.environment.merge(detail::environment_of(settings));
+  report.environment.merge(detail::environment_of(kind, settings));
   try {
     ExperimentReport found = run_experiment(kind, settings, progress);
     const std::string name(name_of(kind));

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <iterator>
 #include <utility>
 
 #include "core/base/sha256.h"
@@ -87,11 +88,14 @@ c10::Device device_of(const Rank& rank, const ExperimentSettings& settings) {
                                                : device_of_rank(rank.rank());
 }
 
-std::map<std::string, std::string> environment_of(const ExperimentSettings& settings) {
+std::map<std::string, std::string> environment_of(ExperimentKind kind,
+                                                  const ExperimentSettings& settings) {
   auto environment = device_environment({case_on_device(settings)});
   if (settings.device != Device::Kind::kCpu) {
-    environment["device.collectives"] =
-        device_collectives(settings.device, *std::ranges::max_element(settings.tp)).words;
+    std::vector<int> worlds = settings.tp;
+    if (kind == ExperimentKind::kColumnRow)
+      worlds.insert(worlds.end(), std::begin(kProbedDegrees), std::end(kProbedDegrees));
+    environment["device.collectives"] = words_of_worlds(settings.device, std::move(worlds));
   }
   return environment;
 }

@@ -34,8 +34,11 @@ class Findings {
 
 /// Where this rank's tensors are.
 [[nodiscard]] c10::Device device_of(const Rank& rank, const ExperimentSettings& settings);
-/// What a report says of it.
-[[nodiscard]] std::map<std::string, std::string> environment_of(const ExperimentSettings& settings);
+/// Column-row probes column-parallel products on worlds of these sizes, whatever the settings are.
+inline constexpr int kProbedDegrees[] = {2, 4, 7};
+/// What a report says of the device: how the ranks of each world of the experiment meet, too.
+[[nodiscard]] std::map<std::string, std::string> environment_of(ExperimentKind kind,
+                                                                const ExperimentSettings& settings);
 
 /// Runs `body` on `size` ranks, whose communicator takes tensors of their device, and gives back
 /// what each returns.   Errors   InfrastructureError if a rank fails.

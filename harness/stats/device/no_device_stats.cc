@@ -1,16 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Stands in for the kernels in a build without CUDA.
 #include "core/base/error.h"
+#include "harness/stats/device/device_comparer.h"
 #include "harness/stats/device/device_stats.h"
 
 namespace isoshard {
+namespace {
+
+[[noreturn]] void refuse() {
+  throw NotBuiltError(
+      "statistics on a GPU are not part of this build; configure with -DISOSHARD_CUDA=ON, or "
+      "compare copies in host memory");
+}
+
+}  // namespace
 
 struct DeviceStats::Impl {};
 
 DeviceStats::DeviceStats(void* /*stream*/) {
-  throw NotBuiltError(
-      "statistics on a GPU are not part of this build; configure with -DISOSHARD_CUDA=ON, or "
-      "compare copies in host memory");
+  refuse();
 }
 DeviceStats::~DeviceStats() = default;
 
@@ -26,6 +34,10 @@ std::uint64_t DeviceStats::digest_of(const std::byte* /*data*/, std::size_t /*by
 
 bool has_device_stats() noexcept {
   return false;
+}
+
+std::unique_ptr<ComparingDevice> comparing_gpu() {
+  refuse();
 }
 
 }  // namespace isoshard

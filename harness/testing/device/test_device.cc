@@ -18,6 +18,7 @@
 #include <torch/library.h>
 
 #include <algorithm>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <string>
@@ -158,7 +159,10 @@ at::Tensor on_device(const at::Tensor& result) {
   return own;
 }
 
+std::atomic<std::int64_t> bytes_copied_out{0};
+
 at::Tensor copy_from(const at::Tensor& from, const at::Tensor& to, bool) {
+  if (to.is_cpu() && !from.is_cpu()) bytes_copied_out += static_cast<std::int64_t>(to.nbytes());
   on_cpu(to).copy_(on_cpu(from));
   return to;
 }
@@ -346,6 +350,10 @@ bool is_on_test_device(const std::byte* data, std::size_t bytes) {
   if (found == all.bytes.begin()) return false;
   --found;
   return data + bytes <= found->first + found->second;
+}
+
+std::int64_t bytes_from_test_device() noexcept {
+  return bytes_copied_out;
 }
 
 c10::Device test_device() {

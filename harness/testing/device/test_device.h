@@ -10,6 +10,7 @@
 #include <c10/core/Device.h>
 
 #include <cstddef>
+#include <cstdint>
 
 namespace isoshard {
 
@@ -18,5 +19,9 @@ namespace isoshard {
 
 /// Whether all of these bytes are memory that the device has allocated. From any thread.
 [[nodiscard]] bool is_on_test_device(const std::byte* data, std::size_t bytes);
+
+/// How many bytes of tensors this process, and none that it forked, has copied from the device to
+/// host memory. From any thread.
+[[nodiscard]] std::int64_t bytes_from_test_device() noexcept;
 
 }  // namespace isoshard

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <map>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/comm/nccl/nccl_world.h"
@@ -101,6 +102,29 @@ DeviceCollectives device_collectives(Device::Kind device, int ranks) {
                                return shared_gpus()[ranks] =
                                           why_no_shared_gpus(ranks, kProbeDeadline);
                              }});
+}
+
+std::string words_of_worlds(Device::Kind device, std::vector<int> sizes) {
+  std::ranges::sort(sizes);
+  const auto repeated = std::ranges::unique(sizes);
+  sizes.erase(repeated.begin(), repeated.end());
+  std::vector<std::pair<std::string, std::vector<int>>> ways;
+  for (const int size : sizes) {
+    std::string words = device_collectives(device, size).words;
+    const auto known = std::ranges::find(ways, words, [](const auto& way) { return way.first; });
+    if (known != ways.end()) {
+      known->second.push_back(size);
+    } else {
+      ways.push_back({std::move(words), {size}});
+    }
+  }
+  if (ways.size() == 1) return ways.front().first;
+  std::vector<std::string> texts;
+  for (const auto& [words, worlds] : ways) {
+    texts.push_back(fmt::format("{} rank{}: {}", fmt::join(worlds, " and "),
+                                worlds == std::vector{1} ? "" : "s", words));
+  }
+  return fmt::format("{}", fmt::join(texts, "; "));
 }
 
 void forget_shared_gpus() noexcept {

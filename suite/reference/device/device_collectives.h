@@ -37,6 +37,10 @@ struct CollectivesFacts {
 [[nodiscard]] DeviceCollectives device_collectives(const Case& c);
 /// The same of any world of so many ranks with tensors on the device.
 [[nodiscard]] DeviceCollectives device_collectives(Device::Kind device, int ranks);
+/// In words, of worlds of these sizes: once where all meet one way, else "1 rank: ...; 2 and 4
+/// ranks: ...". Each size counts once; they are sorted.
+/// Ranks    as device_collectives.
+[[nodiscard]] std::string words_of_worlds(Device::Kind device, std::vector<int> sizes);
 /// The answer is asked for again: for whoever has set another gpu_api().
 void forget_shared_gpus() noexcept;
 

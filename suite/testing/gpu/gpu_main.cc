@@ -6,6 +6,7 @@
 
 #include "core/base/error.h"
 #include "core/comm/nccl/cuda_api.h"
+#include "harness/recorder/device/use_device_stats.h"
 #include "harness/testing/test_program.h"
 #include "harness/world/end_process.h"
 #include "suite/testing/gpu/nccl_main.h"
@@ -29,6 +30,7 @@ int main(int argc, char** argv) {
     }
   }
   isoshard::use_cuda();
+  isoshard::use_device_stats();
   if (has_argument(argc, argv, "--ranks=")) {
     isoshard::end_process(isoshard::run_on_gpu_ranks(argc, argv, isoshard::make_cuda_api));
   }
