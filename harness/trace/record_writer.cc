@@ -15,10 +15,10 @@
 #include "harness/stats/tolerance.h"
 #include "harness/trace/clipped.h"
 #include "harness/trace/collective_calls.h"
+#include "harness/trace/masked_steps.h"
 #include "harness/trace/numbers.h"
 #include "harness/trace/parts.h"
 #include "harness/trace/stage.h"
-#include "harness/trace/masked_steps.h"
 
 namespace isoshard {
 
