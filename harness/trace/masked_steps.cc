@@ -131,7 +131,7 @@ ElementClaims MaskedSteps::of_parameter(const Record& record,
                                         const std::map<RecordKey, double>& own_max_abs) {
   ElementClaims claims;
   const std::string parameter(stepped_parameter(record.key));
-  claims.moves = sure_moves(record);
+  claims.moved = surely_moved(record);
   if (!policy_->mask) {
     // decay may round in two ways where it is no factor
     claims.untouched = untouched_rows(parameter, record);
@@ -192,7 +192,7 @@ bool MaskedSteps::are_moved(const std::vector<std::uint8_t>& rows, const Record&
 
 /// Of tables in 16 bits. A gradient that turned round may leave a moment near 0, whose sign is that
 /// of roundings.
-std::vector<float> MaskedSteps::sure_moves(const Record& record) const {
+std::vector<std::uint8_t> MaskedSteps::surely_moved(const Record& record) const {
   const RecordKey& key = record.key;
   const Shape& shape = record.layout.global_shape;
   const Record* const before = reference_->find(before_step(key));
@@ -202,11 +202,15 @@ std::vector<float> MaskedSteps::sure_moves(const Record& record) const {
       after->layout.global_shape != shape)
     return {};
   const auto numel = static_cast<std::size_t>(numel_of(shape));
-  std::vector<float> moves(numel);
+  enum : std::uint8_t { kNo, kUp, kDown };
+  std::vector<std::uint8_t> moved(numel);
+  const std::byte* const end_bytes = reference_->bytes(*after);
+  const std::byte* const begin_bytes = reference_->bytes(*before);
   for (std::size_t i = 0; i < numel; ++i) {
     const auto at = static_cast<std::int64_t>(i);
-    moves[i] = static_cast<float>(value_at(reference_->bytes(*after), after->dtype, at) -
-                                  value_at(reference_->bytes(*before), before->dtype, at));
+    const double end = value_at(end_bytes, after->dtype, at);
+    const double begin = value_at(begin_bytes, before->dtype, at);
+    moved[i] = end > begin ? kUp : end < begin ? kDown : kNo;
   }
   for (int step = 0; step <= key.step; ++step) {
     if (scalar_of(*reference_, step, "found_inf").value_or(0) != 0) continue;
@@ -219,19 +223,19 @@ std::vector<float> MaskedSteps::sure_moves(const Record& record) const {
                              gradient_margin(policy_->coarsest) * response->max_abs;
     const std::byte* const bytes = reference_->bytes(*gradient);
     for (std::size_t i = 0; i < numel; ++i) {
-      if (moves[i] == 0) continue;
+      if (moved[i] == kNo) continue;
       const double g = value_at(bytes, gradient->dtype, static_cast<std::int64_t>(i));
       const bool is_sure =
-          std::fabs(g) > threshold && std::isfinite(g) && (g > 0) != (moves[i] > 0);
-      if (!is_sure) moves[i] = 0;
+          std::fabs(g) > threshold && std::isfinite(g) && (g > 0) == (moved[i] == kDown);
+      if (!is_sure) moved[i] = kNo;
     }
   }
-  return moves;
+  return moved;
 }
 
 ElementClaims MaskedSteps::of_state(const Record& record) {
   return {
-      .compared = {}, .untouched = untouched_rows(parameter_of(record.key), record), .moves = {}};
+      .compared = {}, .untouched = untouched_rows(parameter_of(record.key), record), .moved = {}};
 }
 
 /// Marks what the tokens of the steps up to this one read.
@@ -324,7 +328,7 @@ void MaskedSteps::check(PartStats& part, const Record& record, const std::byte* 
   part.first_broken = -1;
   const Record* wanted = reference_->find(record.key);
   if (wanted == nullptr) return;
-  if (!claims.moves.empty()) check_rows(part, record, packed_part, claims);
+  if (!claims.moved.empty()) check_rows(part, record, packed_part, claims);
   if (claims.compared.empty() && claims.untouched.empty()) return;
   const Record* before = claims.compared.empty() ? nullptr : before_of(*reference_, record.key);
   if (before != nullptr && before->layout.global_shape != record.layout.global_shape)
@@ -397,19 +401,20 @@ void MaskedSteps::check_rows(PartStats& part, const Record& record, const std::b
   for_each_run(part, record, [&](std::int64_t position, std::int64_t done, std::int64_t count) {
     for (std::int64_t k = 0; k < count; ++k) {
       const std::int64_t i = position + k;
-      const double move = claims.moves[static_cast<std::size_t>(i)];
-      if (move == 0) continue;
+      if (claims.moved[static_cast<std::size_t>(i)] == 0) continue;
       if (const std::int64_t at = i / row_size; at != number) {
         number = at;
         own = &rows[number];
       }
       Row& row = *own;
       const double value = value_at(packed_part, record.dtype, done + k) / scale;
-      row.dot += (value - value_at(reference, wanted.dtype, i)) * move;
+      const double right = value_at(reference, wanted.dtype, i);
+      const double before = value_at(last_bytes, last->dtype, i);
+      const double move = right - before;
+      row.dot += (value - right) * move;
       row.squares += move * move;
       row.fourth += move * move * move * move;
-      row.before += std::fabs(
-          (value_at(last_bytes, last->dtype, i) - value_at(first_bytes, begin->dtype, i)) * move);
+      row.before += std::fabs((before - value_at(first_bytes, begin->dtype, i)) * move);
       if (row.sure++ == 0) row.first = i;
     }
   });

@@ -56,9 +56,9 @@ struct ElementClaims {
   std::vector<std::uint8_t> compared;
   /// One byte per row (index of dim 0): whether it is untouched. Empty: none of them is.
   std::vector<std::uint8_t> untouched;
-  /// By element: how far the reference's last step moved it if it is sure, else 0. Empty: rows are
-  /// not held to their steps.
-  std::vector<float> moves;
+  /// One byte per element: whether the reference's last step moved it for sure. Empty: rows are not
+  /// held to their steps.
+  std::vector<std::uint8_t> moved;
 };
 
 /// The claims on the records of one run, made from what the reference holds. One object a run:
@@ -84,7 +84,7 @@ class MaskedSteps {
              const ElementClaims& claims) const;
 
  private:
-  [[nodiscard]] std::vector<float> sure_moves(const Record& record) const;
+  [[nodiscard]] std::vector<std::uint8_t> surely_moved(const Record& record) const;
   void check_rows(PartStats& part, const Record& record, const std::byte* packed_part,
                   const ElementClaims& claims) const;
   [[nodiscard]] bool are_moved(const std::vector<std::uint8_t>& rows, const Record& record) const;

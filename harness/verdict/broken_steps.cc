@@ -61,7 +61,7 @@ class Repeated {
 
   /// Whether the element is one of a row that is held to its step.
   [[nodiscard]] bool is_of_row(std::int64_t index) const {
-    return !claims_.moves.empty() && claims_.moves[static_cast<std::size_t>(index)] != 0;
+    return !claims_.moved.empty() && claims_.moved[static_cast<std::size_t>(index)] != 0;
   }
 
  private:
