@@ -130,7 +130,7 @@ controls"
 expect(0
   "the bug.*wrapper was never applied.*smallest case.*contracts that name it.*dp.grad.average"
   explain dp_sum_missing)
-expect(2 "explain what" explain)
+expect(2 "nothing selected: name a contract" explain)
 expect(0 "example" verify --help)
 expect(0 "2-rank test +passed.*ready" doctor)
 expect(0 "^{[^a-z]*\"version\".*\"gpus\": [[]" doctor --resource-spec)

@@ -62,27 +62,27 @@ inline std::vector<Combination> all_combinations() {
 /// Of `valid`, so few that every pair of values that occurs in any occurs in one that is chosen.
 /// Determinism   a function of its argument: always the first that covers most that is missing.
 inline std::vector<Combination> pairwise(const std::vector<Combination>& valid) {
-  using Pair = std::pair<std::string, std::string>;
+  using Values = std::pair<std::string, std::string>;
   const auto pairs_of = [](const Combination& c) {
     const std::string mesh = std::to_string(c.degrees.dp) + "x" + std::to_string(c.degrees.tp);
     const std::string dtype(name_of(c.dtype));
-    return std::vector<Pair>{{c.subject, mesh}, {c.subject, dtype}, {mesh, dtype}};
+    return std::vector<Values>{{c.subject, mesh}, {c.subject, dtype}, {mesh, dtype}};
   };
-  std::set<Pair> missing;
+  std::set<Values> missing;
   for (const Combination& c : valid) {
-    for (const Pair& pair : pairs_of(c)) missing.insert(pair);
+    for (const Values& pair : pairs_of(c)) missing.insert(pair);
   }
   std::vector<Combination> chosen;
   while (!missing.empty()) {
     const auto gain = [&](const Combination& c) {
-      const std::vector<Pair> pairs = pairs_of(c);
+      const std::vector<Values> pairs = pairs_of(c);
       return std::count_if(pairs.begin(), pairs.end(),
-                           [&](const Pair& pair) { return missing.contains(pair); });
+                           [&](const Values& pair) { return missing.contains(pair); });
     };
     const Combination best = *std::max_element(
         valid.begin(), valid.end(),
         [&](const Combination& a, const Combination& b) { return gain(a) < gain(b); });
-    for (const Pair& pair : pairs_of(best)) missing.erase(pair);
+    for (const Values& pair : pairs_of(best)) missing.erase(pair);
     chosen.push_back(best);
   }
   return chosen;
