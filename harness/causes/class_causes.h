@@ -37,6 +37,8 @@ namespace isoshard::detail {
 [[nodiscard]] std::string cause_zeros(const Evidence& e);
 /// Values, or the summands of a mean over dp, that were rounded to a coarser dtype.
 [[nodiscard]] std::string cause_rounding(const Evidence& e);
+/// Parameters that are their masters cut off to the parameters' dtype, not rounded.
+[[nodiscard]] std::string cause_cut_off_master(const Evidence& e);
 /// A mean over dp whose sums are multiplied with a rounded reciprocal, not divided.
 [[nodiscard]] std::string cause_reciprocal(const Evidence& e);
 /// Sums over micro-batches, of each rank's own samples, that were rounded to a coarser dtype.

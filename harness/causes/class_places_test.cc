@@ -416,5 +416,57 @@ TEST(ClassCauses, AFlagIsNeitherSummedNorScaled) {
               AllOf(HasSubstr("a flag must be 0 or 1, got 0.25"), Not(HasSubstr("scale"))));
 }
 
+TEST(ClassCauses, ZerosRepeatNothing) {
+  const at::Tensor value = values({2, 3, 8}, 1);
+  const at::Tensor with_zeros = at::cat({at::zeros({1, 3, 8}), value.narrow(0, 1, 1)});
+
+  EXPECT_THAT(diagnosis_of_one(RecordKind::kActivationGrad, with_zeros,
+                               [](at::Tensor v, int, int) { return at::zeros_like(v); }),
+              Not(HasSubstr("holds position")))
+      << "the first sample is zeros, too";
+  EXPECT_THAT(diagnosis_of_one(RecordKind::kActivationGrad,
+                               at::cat({values({2, 2, 8}, 1), at::zeros({2, 4, 8})}, 1),
+                               [](at::Tensor v, int, int) { return at::zeros_like(v); }),
+              Not(HasSubstr("shift")))
+      << "the last tokens are zeros, too";
+  EXPECT_THAT(diagnosis_of_one(RecordKind::kActivationGrad, value,
+                               [](at::Tensor v, int, int) {
+                                 return at::cat({v.narrow(0, 0, 1), v.narrow(0, 0, 1)});
+                               }),
+              HasSubstr("holds position 0 twice"));
+}
+
+/// Tokens [2,6,8] of which tp ranks hold two each of both samples, cut from what `change` makes.
+std::string tokens_are(const std::function<at::Tensor(at::Tensor whole)>& change) {
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int rank) {
+      const at::Tensor value = values({2, 6, 8}, 1);
+      const std::vector<Placement> cut = {shard(Axis::kTp, 1)};
+      sink.on_record(site(RecordKind::kActivation, "m.x",
+                          layout_of({2, 6, 8}, whole ? std::vector<Placement>() : cut)),
+                     whole ? value : change(value).narrow(1, 2 * (rank % kTp), 2).contiguous());
+    });
+  };
+  return diagnosis_of(body(true), body(false));
+}
+
+TEST(ClassCauses, TokensAtThePlacesOfOthersAreTold) {
+  // the tokens of both samples are cut as one row of twelve
+  const auto in_a_row = [](const at::Tensor& v) {
+    return v.reshape({3, 2, 2, 8}).transpose(0, 1).reshape({2, 6, 8});
+  };
+  const std::string words = "tokens stand at the places of others on rank";
+
+  EXPECT_THAT(tokens_are(in_a_row),
+              AllOf(HasSubstr(words), HasSubstr("sample 1 token 0 has sample 0 token 2")));
+  EXPECT_THAT(tokens_are([&](const at::Tensor& v) {
+                at::Tensor own = in_a_row(v).contiguous();
+                own.select(0, 1).select(0, 0).copy_(values({8}, 9));
+                return own;
+              }),
+              Not(HasSubstr(words)))
+      << "one token is nobody's";
+}
+
 }  // namespace
 }  // namespace isoshard

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Sample ids and flags: whole numbers, of which sums and factors say nothing.
+/// Sample ids, flags and loss scales: numbers of which sums and factors of the run say nothing.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "harness/causes/class_causes.h"
+#include "harness/causes/run_causes.h"
 
 namespace isoshard::detail {
 namespace {
@@ -132,6 +133,52 @@ std::string cause_flag(const Evidence& e) {
   }
   return fmt::format("a flag: differs over {}, not reduced (wrong{})",
                      join_axes(e.result.differing_axes), e.on_bad_ranks());
+}
+
+namespace {
+
+/// The step before the given one whose gradients overflow, as the reference has it; below 0: none.
+int last_overflow_before(const Reference& reference, int step) {
+  for (int earlier = step - 1; earlier >= 0; --earlier) {
+    const RecordKey flag = overflow_flag_of(earlier);
+    if (reference.find(flag) != nullptr && Values(reference.tensor(flag)).max() != 0)
+      return earlier;
+  }
+  return -1;
+}
+
+}  // namespace
+
+std::string cause_in_loss_scale(const Evidence& e) {
+  const RecordKey& key = e.wanted.key;
+  RecordKey before = key;
+  --before.step;
+  if (key.name != "loss_scale" || e.reference.find(before) == nullptr || !e.is_right(before) ||
+      !e.is_right(overflow_flag_of(before.step)))
+    return "";
+  const View* const bad = e.first_bad_view();
+  if (bad == nullptr || bad->actual.numel() != 1) return "";
+  const double old = e.reference_value(before).item(), seen = bad->actual.item(),
+               right = e.whole.item();
+  const int overflow = last_overflow_before(e.reference, key.step);
+  const int good = before.step - overflow;
+  const std::string since =
+      fmt::format("{} step{} without an overflow{}", good, good == 1 ? "" : "s",
+                  overflow < 0 ? "" : fmt::format(" since that of step {}", overflow));
+  const auto change = [](double factor) {
+    return factor == 1  ? std::string("stays")
+           : factor > 1 ? fmt::format("grows by {:g}", factor)
+                        : fmt::format("shrinks by {:g}", factor);
+  };
+  const std::string seen_words = change(seen / old), right_words = change(right / old);
+  if (good == 0) {
+    const bool is_twice = right < old && is_near(seen / old, right / old * (right / old), 1e-6);
+    return fmt::format("the scale {} after the overflow of step {}, where it {}{}{}", seen_words,
+                       overflow, right_words, is_twice ? ": twice in one step" : "",
+                       e.on_bad_ranks());
+  }
+  return fmt::format("the scale {} after {}, where it {}{}", seen_words, since, right_words,
+                     e.on_bad_ranks());
 }
 
 }  // namespace isoshard::detail

@@ -65,4 +65,8 @@ inline constexpr std::int64_t kLargeTensor = std::int64_t{1} << 24;
 /// must be skipped. Empty for any other.
 [[nodiscard]] std::string cause_of_unwanted(const Reference& reference, const RecordKey& key);
 
+/// The likely cause of a record that no rank has; empty if nothing is known of it.
+[[nodiscard]] std::string cause_of_missing(const Reference& reference, const Trace& actual,
+                                           const RecordKey& key);
+
 }  // namespace isoshard::detail

@@ -34,6 +34,7 @@ std::string repeated(const Evidence& e, const View& view, std::int64_t dim, doub
     const std::int64_t length = size / times;
     for (std::int64_t begin = 0; begin + length <= line.size(dim); begin += length) {
       const Values slice = line.narrow(dim, begin, length);
+      if (norm_of(slice) == 0) continue;  // zeros stand everywhere alike
       const std::vector<Values> copies(static_cast<std::size_t>(times), slice);
       if (!e.explains(concatenated(copies, dim), view.actual, error)) continue;
       const std::string often = times == 2 ? "twice" : fmt::format("{} times", times);
@@ -59,7 +60,7 @@ std::string shifted(const Evidence& e, const View& view, std::int64_t dim) {
       const Values mine = view.actual.narrow(dim, begin - offset, end - begin);
       const Values theirs = line.narrow(dim, begin - shift, end - begin);
       const double error = distance(mine, line.narrow(dim, begin, end - begin));
-      if (error > 0 && e.explains(mine, theirs, error))
+      if (error > 0 && norm_of(theirs) > 0 && e.explains(mine, theirs, error))
         return fmt::format("shift {} along dim {} on rank {}", shift, dim, view.rank);
     }
   }
@@ -131,6 +132,41 @@ bool tokens_stand_elsewhere(const Evidence& e, const View& view) {
   return e.explains(theirs.take(nearest_rows(mine, theirs)), mine, distance(mine, theirs));
 }
 
+/// Tokens of [batch, sequence, features] that are those of other samples or ranks. Tokens of the
+/// whole reference are searched, as a rank may hold what another one should.
+std::string tokens_of_elsewhere(const Evidence& e, const View& view, double error) {
+  const RecordKind kind = e.wanted.key.kind;
+  if (view.actual.dim() != 3 || e.whole.dim() != 3 ||
+      (kind != RecordKind::kActivation && kind != RecordKind::kActivationGrad))
+    return "";
+  const Values mine = view.actual.rows(),
+               theirs = e.whole.narrow(2, view.box.global_offset[2], view.box.size[2]).rows();
+  if (mine.size(0) < 2 || mine.size(0) * theirs.size(0) * mine.size(1) > (std::int64_t{1} << 28))
+    return "";
+  const std::vector<std::int64_t> nearest = nearest_rows(mine, theirs);
+  // a token stands twice
+  if (std::set<std::int64_t>(nearest.begin(), nearest.end()).size() != nearest.size()) return "";
+  if (!e.explains(theirs.take(nearest), mine, error)) return "";
+  const std::int64_t own_length = view.box.size[1], length = e.whole.size(1);
+  std::vector<std::string> words;
+  constexpr std::size_t kShown = 3;
+  const auto place = [](std::int64_t sample, std::int64_t token) {
+    return fmt::format("sample {} token {}", sample, token);
+  };
+  for (std::size_t i = 0; i < nearest.size() && words.size() <= kShown; ++i) {
+    const auto row = static_cast<std::int64_t>(i);
+    const std::int64_t sample = view.box.global_offset[0] + row / own_length,
+                       token = view.box.global_offset[1] + row % own_length;
+    if (nearest[i] == sample * length + token) continue;
+    words.push_back(words.size() == kShown ? "..."
+                                           : place(sample, token) + " has " +
+                                                 place(nearest[i] / length, nearest[i] % length));
+  }
+  if (words.empty()) return "";
+  return fmt::format("tokens stand at the places of others on rank {} ({})", view.rank,
+                     fmt::join(words, ", "));
+}
+
 std::string moved_on(const Evidence& e, const View& view) {
   const double error = distance(view.actual, view.expected);
   if (!(error > e.tolerance() * norm_of(view.expected))) return "";
@@ -143,7 +179,7 @@ std::string moved_on(const Evidence& e, const View& view) {
   for (std::int64_t dim = 0; dim < view.actual.dim(); ++dim) {
     if (std::string text = permuted(e, view, dim, error); !text.empty()) return text;
   }
-  return "";
+  return tokens_of_elsewhere(e, view, error);
 }
 
 /// The rank whose place in the reference has what this rank holds.
@@ -182,7 +218,12 @@ std::string cause_other_ranks(const Evidence& e) {
 }
 
 std::string cause_moved_slices(const Evidence& e) {
-  const View* bad = e.first_bad_view();
+  // of several boxes of a rank one may be off by roundings alone
+  const std::vector<const View*> all_bad = e.bad_views();
+  const auto wrong = std::ranges::find_if(all_bad, [&](const View* view) {
+    return distance(view->actual, view->expected) > e.tolerance() * norm_of(view->expected);
+  });
+  const View* const bad = wrong != all_bad.end() ? *wrong : e.first_bad_view();
   if (bad == nullptr) return "";
   std::vector<std::string> words;
   for (const View& view : e.views) {

@@ -261,6 +261,10 @@ std::string cause_in_progress(const Evidence& e) {
   return fmt::format("{}another seed of masks{}", when, before);
 }
 
+bool is_of_loading(const RecordKey& key) {
+  return key.kind == RecordKind::kParam && key.call >= usual_calls(key.step);
+}
+
 std::string cause_in_loading(const Evidence& e) {
   if (e.wanted.key.kind == RecordKind::kOptimizer) return state_of_another(e);
   return e.wanted.key.kind == RecordKind::kMask ? stream_of_another_rank(e) : "";

@@ -74,6 +74,25 @@ TEST(ResumeCauses, OptimizerStateOfAnotherOwnerAfterALoadIsTold) {
   EXPECT_THAT(told({5, 2}, 3), Not(HasSubstr("after load"))) << "it was nobody's";
 }
 
+TEST(ResumeCauses, WhatIsLoadedIsNoStepThatWasNotMade) {
+  const auto body = [](bool whole) {
+    return Body([=](Sink& sink, int) {
+      const at::Tensor right = values({12}, 1), own = whole ? right : right + values({12}, 2);
+      for (int step = 0; step < 3; ++step) {
+        if (step > 0) sink.begin_step(step);
+        const auto parameter = [&](const at::Tensor& value) {
+          sink.on_record(site(RecordKind::kParam, "m.w", layout_of({12})), value);
+        };
+        if (step == 0) parameter(right);
+        parameter(step == 0 ? right : own + step);
+        if (step == 1) parameter(own + step);  // loaded as it was saved
+      }
+    });
+  };
+
+  EXPECT_THAT(diagnosis_of(body(true), body(false)), Not(HasSubstr("not updated")));
+}
+
 /// Both moments of one parameter, saved and loaded.
 std::string second_moment_is(
     const std::function<at::Tensor(at::Tensor first, at::Tensor second)>& loaded) {

@@ -264,6 +264,53 @@ std::string cause_rounded_sums(const Evidence& e) {
   return "";
 }
 
+namespace {
+/// What a rank has of masters in a box, to the last bit: what is not kept is the reference's.
+Values masters_of(const Evidence& e, const RankTrace& rank, const Record& record, const Box& box) {
+  const bool is_same = std::ranges::all_of(
+      record.parts, [](const PartStats& part) { return part.stats.unequal_values == 0; });
+  const Record* const right = e.reference.find(record.key);
+  if (is_same && right != nullptr && right->layout.global_shape == e.wanted.layout.global_shape)
+    return e.reference_value(record.key).cut(box.global_offset, box.size).contiguous();
+  const auto own = e.own_box(rank, record);
+  const bool fits = own.has_value() && own->first.global_offset == box.global_offset &&
+                    own->first.size == box.size;
+  return fits ? own->second.contiguous() : Values();
+}
+}  // namespace
+
+/// The run's own masters say what parameters must be to the last bit.
+std::string cause_cut_off_master(const Evidence& e) {
+  const std::string name(stepped_parameter(e.wanted.key));
+  const RecordKey master{e.wanted.key.step, RecordKind::kOptimizer, name + ".master", 0};
+  if (name.empty() || e.wanted.key.kind != RecordKind::kParam) return "";
+  const int bits = bits_of(e.wanted.dtype);
+  std::int64_t cut = 0, all = 0;
+  for (const View* const view : e.bad_views()) {
+    const Held* const held = e.held_by(view->rank);
+    const Record* const record = held->rank->find(master);
+    if (record == nullptr || bits == 0 || bits_of(held->record->dtype) != bits ||
+        bits_of(record->dtype) <= bits)
+      return "";
+    const Values masters = masters_of(e, *held->rank, *record, view->box);
+    const Values seen = view->actual.contiguous();
+    if (!masters.defined()) return "";
+    for (std::size_t i = 0; i < seen.flat().size(); ++i) {
+      const double value = masters.flat()[i], rounded = rounded_to(value, bits);
+      const double step = value == 0 ? 0 : std::ldexp(1, std::ilogb(value) + 1 - bits);
+      const double towards_zero = step == 0 ? 0 : std::trunc(value / step) * step;
+      if (seen.flat()[i] != towards_zero) return "";
+      ++all;
+      if (towards_zero != rounded) ++cut;
+    }
+  }
+  if (cut < kLeastElements) return "";
+  return fmt::format(
+             "masters are cut off to {}, not rounded: {} of {} values are a step nearer to 0",
+             name_of(e.wanted.dtype), cut, all) +
+         e.on_bad_ranks();
+}
+
 std::string cause_rounding(const Evidence& e) {
   const std::vector<const View*> bad = e.bad_views();
   if (bad.empty()) return "";

@@ -220,5 +220,38 @@ TEST(ClassCauses, AReciprocalInPlaceOfADivisionIsTold) {
               Not(HasSubstr("reciprocal")));
 }
 
+/// A bf16 parameter after a step and its master; `made` says what the run has of the master.
+std::string made_of_master(const std::function<at::Tensor(at::Tensor master)>& made) {
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int) {
+      const at::Tensor before = values({16, 8}, 1).to(at::kBFloat16),
+                       master = before.to(at::kFloat) - 0.1 * values({16, 8}, 2);
+      const Layout layout = layout_of({16, 8});
+      sink.on_record(site(RecordKind::kParam, "m.w", layout), before);
+      sink.on_record(site(RecordKind::kOptimizer, "m.w.master", layout), master);
+      sink.on_record(site(RecordKind::kParam, "m.w", layout),
+                     whole ? master.to(at::kBFloat16) : made(master));
+    });
+  };
+  return diagnosis_of(body(true), body(false));
+}
+
+TEST(ClassCauses, MastersThatAreCutOffAreTold) {
+  const auto cut_off = [](const at::Tensor& master) {
+    return master.view(at::kInt).bitwise_and(-65536).view(at::kFloat).to(at::kBFloat16);
+  };
+  const std::string words = "masters are cut off to bf16, not rounded";
+
+  EXPECT_THAT(made_of_master(cut_off), HasSubstr(words));
+  EXPECT_THAT(made_of_master([&](const at::Tensor& master) {
+                at::Tensor all_but_one = cut_off(master);
+                set_first(all_but_one, 3);
+                return all_but_one;
+              }),
+              Not(HasSubstr(words)));
+  EXPECT_THAT(made_of_master([&](const at::Tensor& master) { return cut_off(-master) * -1.5; }),
+              Not(HasSubstr(words)));
+}
+
 }  // namespace
 }  // namespace isoshard

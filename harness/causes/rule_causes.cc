@@ -154,15 +154,17 @@ bool gives_reference(const OwnStep& own, const MadeStep& made) {
 }
 
 /// Whether each element that is clearly wrong is what the step gives.
-bool explains_step(const Evidence& e, const OwnStep& own, const MadeStep& made) {
-  constexpr double kUnexplained = 0.03, kOfElement = 0.1, kOfStep = 1e-3;
+/// `of_step`: what a step may be off by, besides roundings, in units of it.
+bool explains_step(const Evidence& e, const OwnStep& own, const MadeStep& made,
+                   double of_step = 1e-3) {
+  constexpr double kUnexplained = 0.03, kOfElement = 0.1;
   const double rounding = e.options.coarsest == Dtype::kFloat64 ? 0x1p-50 : 0x1p-22;
   double left = 0, wrong = 0;
   std::int64_t clear = 0;
   for (std::size_t i = 0; i < own.old.flat().size(); ++i) {
     const double seen = own.seen.flat()[i], right = own.right.flat()[i], old = own.old.flat()[i];
     const double off = seen - made_at(own, made, i);
-    const double noise = rounding * std::fabs(old) + kOfStep * std::fabs(right - old);
+    const double noise = rounding * std::fabs(old) + of_step * std::fabs(right - old);
     if (std::fabs(off) > kOfElement * std::fabs(seen - right) + noise) return false;
     if (std::fabs(seen - right) > 2 * noise) ++clear;
     left += off * off;
@@ -224,7 +226,17 @@ std::string other_rule(const Evidence& e, const std::vector<OwnStep>& steps, con
     if (std::ranges::all_of(steps, [&](const OwnStep& own) { return explains_step(e, own, made); }))
       return words;
   }
-  return "";
+  if (rule.decay == 0) return "";
+  // off by so little of a step that the moments must be right to more digits
+  const MadeStep decayed = [right = adamw(rule, t, t, rule.eps), kept = 1 - rule.rate * rule.decay](
+                               double old, double m, double v) {
+    return right(old / kept, m, v) * kept;
+  };
+  const bool is_decayed = std::ranges::all_of(steps, [&](const OwnStep& own) {
+    return explains_step(e, own, decayed, 0.1 * rule.rate * rule.decay);
+  });
+  return is_decayed ? "the weight decay is applied behind the step, to what it made, not before it"
+                    : "";
 }
 
 constexpr const char* kNotSkipped =

@@ -298,5 +298,52 @@ TEST(RuleCauses, AParameterThatIsNotTrainedAndChangesIsTold) {
       << "nobody recorded gradients";
 }
 
+TEST(RuleCauses, ADecayBehindTheStepIsTold) {
+  const auto told = [](double factor) {
+    return made_step_is([=](auto old, auto m, auto v, int step) {
+      const at::Tensor root = (v / correction_of(kRuleBeta2, step)).sqrt() + kRuleEps;
+      const double kept = 1 - rate_in(step) * kRuleDecay;
+      const at::Tensor stepped = old - rate_in(step) / correction_of(kRuleBeta1, step) * m / root;
+      return stepped * kept * factor;
+    });
+  };
+  const std::string words = "the weight decay is applied behind the step";
+
+  EXPECT_THAT(told(1), HasSubstr(words));
+  EXPECT_THAT(told(1 + 1e-4), Not(HasSubstr(words))) << "something else besides";
+}
+
+/// Scales and flags of three steps, the last of which the run has otherwise.
+std::string scale_is(const std::vector<double>& flags, double before, double right, double seen) {
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int) {
+      const auto number = [&](const char* name, double value) {
+        sink.on_record(site(RecordKind::kScalar, name, layout_of({1})),
+                       at::tensor({value}, at::kDouble));
+      };
+      for (int step = 0; step < 3; ++step) {
+        if (step > 0) sink.begin_step(step);
+        number("loss_scale", step < 2 ? before * (step == 0 ? 4 : 1) : whole ? right : seen);
+        number("found_inf", flags.at(static_cast<std::size_t>(step)));
+      }
+    });
+  };
+  return diagnosis_of(body(true), body(false));
+}
+
+TEST(LossScaleCauses, WhatTheScaleDoesAndWhatItShouldDoAreTold) {
+  EXPECT_THAT(scale_is({1, 0, 0}, 1024, 1024, 4096),
+              AllOf(HasSubstr("the scale grows by 4 after 1 step without an overflow since that of "
+                              "step 0, where it stays"),
+                    Not(HasSubstr("stale"))))
+      << "it is the scale of step 0, too";
+  EXPECT_THAT(scale_is({0, 0, 0}, 1024, 2048, 1024),
+              HasSubstr("the scale stays after 2 steps without an overflow, where it grows by 2"));
+  EXPECT_THAT(scale_is({0, 1, 0}, 1024, 512, 256),
+              HasSubstr("the scale shrinks by 0.25 after the overflow of step 1, where it shrinks "
+                        "by 0.5: twice in one step"));
+  EXPECT_THAT(scale_is({0, 1, 0}, 1024, 512, 300), Not(HasSubstr("twice")));
+}
+
 }  // namespace
 }  // namespace isoshard

@@ -20,11 +20,19 @@ namespace isoshard::detail {
 /// A scalar: the mean of means, a norm that lacks or repeats squares, a factor or an offset of the
 /// run's numbers.
 [[nodiscard]] std::string cause_in_scalars(const Evidence& e);
+/// The gradient of what a linear module reads: made with another weight than forward's, as shards
+/// may be gathered once more for backward.
+[[nodiscard]] std::string cause_in_weights_of_backward(const Evidence& e);
+/// A loss scale that grows, shrinks or stays where it should not.
+[[nodiscard]] std::string cause_in_loss_scale(const Evidence& e);
 /// Optimizer state that is kept in a coarser dtype than the reference's.
 [[nodiscard]] std::string cause_in_dtype(const Evidence& e);
 /// What a run had when it was saved, and not when it had been loaded: state of another parameter,
 /// masks of another rank.
 [[nodiscard]] std::string cause_in_loading(const Evidence& e);
+/// Whether a record of a parameter is that of a subject that has loaded the step's state: nothing
+/// was stepped between it and the one before.
+[[nodiscard]] bool is_of_loading(const RecordKey& key);
 /// How far a run has come: updates that are not counted, another stream of masks, samples that come
 /// later.
 [[nodiscard]] std::string cause_in_progress(const Evidence& e);
@@ -41,6 +49,8 @@ namespace isoshard::detail {
 /// An activation of tokens that cp ranks share: positions restart on each rank, or only queries
 /// that meet keys of other ranks are wrong.
 [[nodiscard]] std::string cause_in_tokens(const Evidence& e);
+/// Rotated queries or keys whose input is right: their positions are off, or their frequencies.
+[[nodiscard]] std::string cause_in_rotation(const Evidence& e);
 /// A loss of tokens that cp ranks share: the last token of each rank's chunk is not counted.
 [[nodiscard]] std::string cause_in_targets(const Evidence& e);
 /// An activation or its gradient that is the first of a pipeline's rank: what came from the other

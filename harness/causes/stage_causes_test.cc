@@ -261,5 +261,160 @@ TEST(ScoreCauses, FusedQueriesKeysAndValuesAreTakenApart) {
               HasSubstr("attention scores scale 0.5;"));
 }
 
+/// A norm of root mean squares [B,S,H] at the beginning of the second stage, in two micro-batches.
+/// Backward of the first one reads `kept` of both inputs; what it gives goes to the first stage.
+std::string backward_reads(
+    const std::function<at::Tensor(at::Tensor own, at::Tensor other)>& kept) {
+  const MeshShape mesh({{Axis::kPp, 2}});
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int rank) {
+      const at::Tensor weight = values({8}, 20, at::kDouble) + 2;
+      const auto record = [&](RecordKind kind, int stage, const std::string& name,
+                              const at::Tensor& value) {
+        Layout layout = layout_of(value.sizes().vec());
+        if (!whole) layout.placements = {only_at(Axis::kPp, stage)};
+        if (whole || rank == stage) sink.on_record(site(kind, name, layout), value);
+      };
+      const auto root = [](const at::Tensor& x) {
+        return at::rsqrt(x.square().mean(-1, true) + 1e-6);
+      };
+      std::vector<at::Tensor> inputs;
+      for (int m = 0; m < 2; ++m) inputs.push_back(values({2, 4, 8}, m + 1, at::kDouble));
+      record(RecordKind::kParam, 1, "layers.1.norm.weight", weight);
+      for (const at::Tensor& x : inputs) {
+        sink.on_record(site(RecordKind::kDataId, "sample_ids", layout_of({2})),
+                       at::tensor({0, 1}, at::kLong));
+        record(RecordKind::kActivation, 0, "layers.0", x);
+        record(RecordKind::kActivation, 1, "layers.1.norm", x * root(x) * weight);
+      }
+      for (int m = 0; m < 2; ++m) {
+        const at::Tensor g = values({2, 4, 8}, m + 5, at::kDouble),
+                         besides = values({2, 4, 8}, m + 8, at::kDouble), r = root(inputs[m]);
+        const at::Tensor x = whole || m == 1 ? inputs[m] : kept(inputs[0], inputs[1]);
+        const at::Tensor of_x =
+            g * weight * r - x * r.pow(3) * (g * weight * x).mean(-1, true) + besides;
+        record(RecordKind::kActivationGrad, 1, "layers.1.norm", g);
+        record(RecordKind::kActivationGrad, 0, "layers.0", of_x);
+      }
+    });
+  };
+  return diagnosis_on(mesh, body(true), body(false));
+}
+
+TEST(StageCauses, AnInputThatIsOverwrittenBeforeItsBackwardIsTold) {
+  const std::string words =
+      "pp rank 1 reads the input of micro-batch 1 in the backward of micro-batch 0";
+
+  EXPECT_THAT(backward_reads([](auto, auto other) { return other; }), HasSubstr(words));
+  EXPECT_THAT(
+      backward_reads([](auto own, auto) {
+        return own + 0.5 * values({2, 4, 8}, 30, at::kDouble);
+      }),
+      AllOf(Not(HasSubstr("reads the input")), HasSubstr("wrong between pp ranks 1 and 0")));
+}
+
+/// Two linear modules that read one point, in two steps; backward of the second step reads `used`
+/// in the place of the second module's weight.
+std::string backward_uses(
+    const std::function<at::Tensor(at::Tensor now, at::Tensor before, at::Tensor other)>& used) {
+  const MeshShape mesh({{Axis::kDp, 2}});
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int rank) {
+      const auto record = [&](RecordKind kind, const std::string& name, const at::Tensor& value) {
+        sink.on_record(site(kind, name, layout_of(value.sizes().vec())), value);
+      };
+      const auto weight = [](int number, int step) {
+        return values({6, 8}, 3 * number + 10 * step + 1, at::kDouble);
+      };
+      // dp ranks hold three rows each, in one piece
+      for (int number = 0; number < 3; ++number) {
+        Layout layout = layout_of({6, 8});
+        at::Tensor held = weight(number, 0);
+        if (!whole) {
+          layout.explicit_parts = true;
+          layout.flat = {{0, 24 * rank, 24}};
+          held = held.narrow(0, 3 * rank, 3).reshape({24});
+        }
+        sink.on_record(site(RecordKind::kParam, "m." + std::to_string(number) + ".weight", layout),
+                       held);
+      }
+      for (int step = 0; step < 2; ++step) {
+        if (step > 0) sink.begin_step(step);
+        const at::Tensor x = values({2, 5, 8}, 40 + step, at::kDouble);
+        record(RecordKind::kActivation, "m.norm", x);
+        std::vector<at::Tensor> gradients;
+        for (int number = 0; number < 2; ++number) {
+          const std::string name = "m." + std::to_string(number);
+          record(RecordKind::kActivation, name, at::matmul(x, weight(number, step).t()));
+          gradients.push_back(values({2, 5, 6}, 50 + number + step, at::kDouble));
+        }
+        for (const int number : {1, 0})
+          record(RecordKind::kActivationGrad, "m." + std::to_string(number),
+                 gradients[static_cast<std::size_t>(number)]);
+        const at::Tensor second = whole || step == 0
+                                      ? weight(1, step)
+                                      : used(weight(1, step), weight(1, step - 1), weight(2, step));
+        record(RecordKind::kActivationGrad, "m.norm",
+               at::matmul(gradients[0], weight(0, step)) + at::matmul(gradients[1], second));
+        for (int number = 0; number < 3; ++number)
+          record(RecordKind::kParam, "m." + std::to_string(number) + ".weight",
+                 weight(number, step + 1));
+      }
+    });
+  };
+  return diagnosis_on(mesh, body(true), body(false));
+}
+
+TEST(BackwardCauses, AWeightThatBackwardReadsOtherwiseIsTold) {
+  const std::string words = " in the place of m.1.weight, which forward reads right";
+  const auto shards_swapped = [](const at::Tensor& now, auto, auto) {
+    return at::cat({now.narrow(0, 3, 3), now.narrow(0, 0, 3)});
+  };
+
+  EXPECT_THAT(backward_uses([](auto, auto before, auto) { return before; }),
+              HasSubstr("backward reads that of step 0" + words));
+  EXPECT_THAT(backward_uses([](auto, auto, auto other) { return other; }),
+              HasSubstr("backward reads m.2.weight" + words));
+  EXPECT_THAT(backward_uses(shards_swapped),
+              HasSubstr("backward reads the parts of dp ranks 1 further on" + words));
+  EXPECT_THAT(backward_uses([](const at::Tensor& now, auto, auto) {
+                at::Tensor half = now.clone();
+                half.narrow(0, 3, 3).zero_();
+                return half;
+              }),
+              HasSubstr("backward reads zeros in the part of dp rank 1" + words));
+  EXPECT_THAT(backward_uses([](const at::Tensor& now, auto, auto) {
+                return now + 0.5 * values({6, 8}, 99, at::kDouble);
+              }),
+              Not(HasSubstr("backward reads")))
+      << "it is nobody's weight";
+}
+
+/// Of a module with a parameter, whose gradient the run has not; the parameter may be frozen.
+std::string without_gradient(bool is_frozen, bool has_output) {
+  const auto body = [=](bool whole) {
+    return Body([=](Sink& sink, int) {
+      const auto record = [&](RecordKind kind, const std::string& name, std::int64_t seed) {
+        sink.on_record(site(kind, name, layout_of({2, 3, 4})), values({2, 3, 4}, seed));
+      };
+      record(RecordKind::kParam, "layers.1.w", 1);
+      record(RecordKind::kActivation, "layers.0", 2);
+      if (whole || has_output) record(RecordKind::kActivation, "layers.1", 3);
+      if (whole) record(RecordKind::kActivationGrad, "layers.1", 4);
+      if (!is_frozen) record(RecordKind::kGrad, "layers.1.w", 5);
+    });
+  };
+  return diagnosis_on(MeshShape({{Axis::kDp, 2}}), body(true), body(false));
+}
+
+TEST(BackwardCauses, AGradientThatComesToNobodyIsTold) {
+  EXPECT_THAT(without_gradient(true, true),
+              HasSubstr("no gradient comes there: the module's parameters are frozen, all of "));
+  EXPECT_THAT(without_gradient(false, true),
+              HasSubstr("no gradient comes there: the output is detached"));
+  EXPECT_THAT(without_gradient(true, false), Not(HasSubstr("no gradient")))
+      << "the module was not run at all";
+}
+
 }  // namespace
 }  // namespace isoshard

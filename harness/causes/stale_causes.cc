@@ -52,7 +52,8 @@ std::string by_steps(int back) {
 
 std::string stale_number(const Evidence& e) {
   const View* bad = e.first_bad_view();
-  if (bad == nullptr || e.wanted.key.name == "learning_rate") return "";
+  if (bad == nullptr || e.wanted.key.name == "learning_rate" || e.wanted.key.name == "loss_scale")
+    return "";
   for (int back = 1; back <= std::min(e.wanted.key.step, kStepsBehind); ++back) {
     RecordKey key = e.wanted.key;
     key.step -= back;

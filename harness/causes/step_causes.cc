@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "harness/causes/class_causes.h"
+#include "harness/causes/run_causes.h"
 #include "harness/verdict/neighbours.h"
 
 namespace isoshard::detail {
@@ -27,10 +28,13 @@ struct Steps {
   std::vector<bool> is_kept, is_clear;  ///< as before; and whether the right step is clearly seen
   std::int64_t kept = 0, made = 0;      ///< of the clear ones
   bool is_mixed = false;                ///< some clear element is neither as before nor right
+  /// Every kept one has the very number of before, and its step is far above what rounding makes of
+  /// one: that does not happen to an element by chance.
+  bool is_exactly_kept = true;
 };
 
 Steps steps_of(const Evidence& e, const View& view, const Values& before) {
-  constexpr double kStepsOfRounding = 8;
+  constexpr double kStepsOfRounding = 8, kFarSteps = 1024;
   const Values old = before.contiguous(), actual = view.actual.contiguous(),
                expected = view.expected.contiguous();
   const double coarse = e.options.coarsest == Dtype::kFloat64   ? 0x1p-52
@@ -47,7 +51,11 @@ Steps steps_of(const Evidence& e, const View& view, const Values& before) {
     steps.is_clear.push_back(is_clear);
     steps.is_kept.push_back(is_kept);
     if (!is_clear) continue;
-    if (is_kept) ++steps.kept;
+    if (is_kept) {
+      ++steps.kept;
+      steps.is_exactly_kept = steps.is_exactly_kept && made == 0 &&
+                              std::fabs(right) > kFarSteps * coarse * std::fabs(old.flat()[i]);
+    }
     if (is_right) ++steps.made;
     steps.is_mixed = steps.is_mixed || (!is_kept && !is_right);
   }
@@ -150,9 +158,11 @@ std::string kept_in_words(const Evidence& e, const View& view, const Steps& step
     }
     return true;
   }();
-  if (is_one_run && is_whole)
-    return fmt::format("elements {}..{} of {}{}{}{}", first, last, steps.is_clear.size(), as_before,
-                       where, owner);
+  if (is_one_run && is_whole) {
+    const std::string which = first == last ? fmt::format("element {}", first)
+                                            : fmt::format("elements {}..{}", first, last);
+    return fmt::format("{} of {}{}{}{}", which, steps.is_clear.size(), as_before, where, owner);
+  }
   return fmt::format("{} of {} elements{}{}", steps.kept, steps.kept + steps.made, as_before,
                      where);
 }
@@ -237,7 +247,7 @@ bool is_bitwise_as(const Evidence& e, const RecordKey& before) {
 }  // namespace
 
 std::string cause_not_updated(const Evidence& e) {
-  if (e.wanted.key.kind != RecordKind::kParam ||
+  if (e.wanted.key.kind != RecordKind::kParam || is_of_loading(e.wanted.key) ||
       stage_of(e.wanted.key) != Stage::kParameterAfterStep ||
       !is_bitwise_as(e, record_before(e.wanted.key)))
     return "";
@@ -264,7 +274,8 @@ std::string cause_part_not_updated(const Evidence& e) {
     const Steps steps = steps_of(e, *view, before.cut(view->box.global_offset, view->box.size));
     if (steps.is_mixed || steps.kept + steps.made < kLeastSteps) return "";
     if (steps.kept == 0) continue;
-    if (steps.kept < kLeastSteps) return "";
+    if (steps.kept < kLeastSteps && !(steps.is_exactly_kept && steps.made >= kLeastSteps))
+      return "";
     if (!text.has_value())
       text = steps.made == 0 ? "not updated (as before the step)" + e.on_bad_ranks()
                              : kept_in_words(e, *view, steps);

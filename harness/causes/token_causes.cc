@@ -1,11 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// What goes wrong where ranks of cp share the tokens of a sequence.
+// What goes wrong where ranks of cp share the tokens of a sequence, and in the rotation by which
+// queries and keys know their positions.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 #include <map>
+#include <numbers>
+#include <optional>
 #include <set>
 #include <span>
 #include <vector>
@@ -196,7 +199,165 @@ bool add_tokens(TokenSums& sums, const Values& logits, const Values& labels,
   return true;
 }
 
+/// An angle between -pi and pi.
+double wrapped(double angle) {
+  return std::remainder(angle, 2 * std::numbers::pi);
+}
+
+/// What goes into a rotation, [B,S,N,D] of queries or keys, if it is recorded and right; undefined
+/// else.
+Values input_of_rotation(const Evidence& e) {
+  constexpr std::string_view kSuffix = "_rope";
+  const RecordKey& key = e.wanted.key;
+  if (!key.name.ends_with(kSuffix) || e.whole.dim() != 4 || e.whole.size(3) % 2 != 0) return {};
+  const std::string base = key.name.substr(0, key.name.size() - kSuffix.size());
+  const std::string fused = parent_of(base) + ".linear_qkv." + base.substr(base.rfind('.') + 1);
+  for (const std::string& name : {base + "_norm", base + "_proj", fused}) {
+    const RecordKey input{key.step, RecordKind::kActivation, name, key.call};
+    if (e.reference.find(input) == nullptr) continue;
+    const Values x = e.reference_value(input);
+    if (!e.is_right(input) || x.numel() != e.whole.numel()) return {};
+    return x.reshape({e.whole.size(0), e.whole.size(2), e.whole.size(1), e.whole.size(3)})
+        .contiguous();
+  }
+  return {};
+}
+
+/// Angles of pairs of features, by token and pair.
+using Angles = std::vector<std::vector<double>>;
+
+/// Calls `use(token, pair, x1, x2, place of y1, place of y2)` for each pair of a part [B,N,S,D].
+template <class Use>
+void for_each_pair(const Values& x, const Box& box, const Use& use) {
+  const std::int64_t half = box.size[3] / 2;
+  const auto at_input = [&](std::int64_t b, std::int64_t s, std::int64_t n, std::int64_t d) {
+    return x
+        .flat()[static_cast<std::size_t>(((b * x.size(1) + s) * x.size(2) + n) * x.size(3) + d)];
+  };
+  std::size_t row = 0;
+  for (std::int64_t b = 0; b < box.size[0]; ++b) {
+    for (std::int64_t n = 0; n < box.size[1]; ++n) {
+      for (std::int64_t s = 0; s < box.size[2]; ++s, row += static_cast<std::size_t>(2 * half)) {
+        for (std::int64_t i = 0; i < half; ++i) {
+          const auto input = [&](std::int64_t d) {
+            return at_input(box.global_offset[0] + b, box.global_offset[2] + s,
+                            box.global_offset[1] + n, d);
+          };
+          use(static_cast<std::size_t>(s), static_cast<std::size_t>(i), input(i), input(i + half),
+              row + static_cast<std::size_t>(i), row + static_cast<std::size_t>(i + half));
+        }
+      }
+    }
+  }
+}
+
+Angles angles_of(const Values& x, const Values& y, const Box& box) {
+  const auto tokens = static_cast<std::size_t>(box.size[2]),
+             pairs = static_cast<std::size_t>(box.size[3] / 2);
+  Angles along(tokens, std::vector<double>(pairs, 0)), across = along;
+  const Values own = y.contiguous();
+  for_each_pair(
+      x, box,
+      [&](std::size_t s, std::size_t i, double x1, double x2, std::size_t at1, std::size_t at2) {
+        along[s][i] += x1 * own.flat()[at1] + x2 * own.flat()[at2];
+        across[s][i] += x1 * own.flat()[at2] - x2 * own.flat()[at1];
+      });
+  for (std::size_t s = 0; s < tokens; ++s)
+    for (std::size_t i = 0; i < pairs; ++i) along[s][i] = std::atan2(across[s][i], along[s][i]);
+  return along;
+}
+
+Values rotated_by(const Values& x, const Box& box, const Angles& angles) {
+  std::vector<double> made(static_cast<std::size_t>(numel_of(box.size)));
+  for_each_pair(
+      x, box,
+      [&](std::size_t s, std::size_t i, double x1, double x2, std::size_t at1, std::size_t at2) {
+        const double cosine = std::cos(angles[s][i]), sine = std::sin(angles[s][i]);
+        made[at1] = x1 * cosine - x2 * sine;
+        made[at2] = x2 * cosine + x1 * sine;
+      });
+  return {box.size, std::move(made)};
+}
+
+/// The angle from a token to the next one, of each pair; empty unless tokens are counted from 0 on.
+std::vector<double> frequencies_in(const Angles& right) {
+  constexpr double kNear = 1e-3;
+  if (right.size() < 3) return {};
+  for (std::size_t s = 0; s < right.size(); ++s) {
+    for (std::size_t i = 0; i < right[s].size(); ++i) {
+      if (std::fabs(wrapped(right[s][i] - static_cast<double>(s) * right[1][i])) > kNear) return {};
+    }
+  }
+  return right[1];
+}
+
+/// What frequencies are, by those that are right.
+std::string frequencies_in_words(const std::vector<double>& seen,
+                                 const std::vector<double>& right) {
+  double most = 0;
+  for (std::size_t i = 0; i < seen.size(); ++i)
+    most = std::max(most, std::fabs(seen[i] / right[i] - 1));
+  std::string text =
+      fmt::format("angles grow by other frequencies, off by up to {:.2g} %", 100 * most);
+  const auto fits = [&](const auto& other) {
+    for (std::size_t i = 0; i < seen.size(); ++i)
+      if (!is_near(seen[i], other(i), std::max(0.02 * most, 1e-6))) return false;
+    return true;
+  };
+  for (const auto& [bits, name] : {std::pair{8, "bf16"}, std::pair{11, "fp16"}}) {
+    if (fits([&, own = bits](std::size_t i) { return rounded_to(right[i], own); }))
+      return text + fmt::format(": they are rounded to {}", name);
+  }
+  // pair i of n has base^(-i/n)
+  if (seen.size() < 3) return text;
+  const auto base_of = [&](const std::vector<double>& frequencies) {
+    return std::pow(frequencies[1], -static_cast<double>(frequencies.size()));
+  };
+  const double base = base_of(seen);
+  const bool is_other_base = fits([&](std::size_t i) {
+    return std::pow(base, -static_cast<double>(i) / static_cast<double>(seen.size()));
+  });
+  return is_other_base
+             ? text + fmt::format(": their base is {:.6g}, not {:.6g}", base, base_of(right))
+             : text;
+}
+
 }  // namespace
+
+std::string cause_in_rotation(const Evidence& e) {
+  const Values x = input_of_rotation(e);
+  if (!x.defined()) return "";
+  const Box all{Shape(4, 0), Shape(4, 0), e.whole.shape()};
+  const std::vector<double> right = frequencies_in(angles_of(x, e.whole, all));
+  const std::vector<const View*> bad = e.bad_views();
+  if (right.empty() || bad.empty()) return "";
+  const Box& box = bad.front()->box;
+  const Angles seen = angles_of(x, bad.front()->actual, box);
+  // all wrong ranks must turn by `angle(token, pair)`
+  const auto explains_all = [&](const auto& angle) {
+    return std::ranges::all_of(bad, [&](const View* view) {
+      Angles angles(static_cast<std::size_t>(view->box.size[2]), std::vector<double>(right.size()));
+      for (std::size_t s = 0; s < angles.size(); ++s)
+        for (std::size_t i = 0; i < right.size(); ++i)
+          angles[s][i] =
+              angle(static_cast<double>(view->box.global_offset[2]) + static_cast<double>(s), i);
+      return e.explains_each(rotated_by(x, view->box, angles), *view);
+    });
+  };
+  const double first = static_cast<double>(box.global_offset[2]);
+  const double off = wrapped(seen[0][0] - first * right[0]) / right[0];
+  if (const double shift = std::round(off); shift != 0 && std::fabs(off - shift) < 0.05) {
+    if (explains_all([&](double token, std::size_t i) { return (token + shift) * right[i]; }))
+      return fmt::format("positions are off by {:g}{}", shift, e.on_bad_ranks());
+  }
+  // so small that the last token's angle is off by less than half a turn
+  const double last = first + static_cast<double>(seen.size() - 1);
+  std::vector<double> own;
+  for (std::size_t i = 0; i < right.size(); ++i)
+    own.push_back(right[i] + wrapped(seen.back()[i] - last * right[i]) / std::max(last, 1.0));
+  if (!explains_all([&](double token, std::size_t i) { return token * own[i]; })) return "";
+  return frequencies_in_words(own, right) + e.on_bad_ranks();
+}
 
 std::string cause_in_tokens(const Evidence& e) {
   if (e.wanted.key.kind != RecordKind::kActivation || e.actual.mesh.degree(Axis::kCp) == 1)

@@ -116,5 +116,58 @@ TEST(TokenCauses, TokensWithoutTargetAreNamed) {
   EXPECT_THAT(token_diagnosis(right, recorded({2})), Not(HasSubstr("no target")));
 }
 
+// Rank 0 has the tokens 0, 1, 6 and 7. Its head is off by roundings alone.
+TEST(TokenCauses, ATailThatStandsElsewhereIsToldBesideAHeadThatIsRoundedOtherwise) {
+  const at::Tensor right = values({2, 8, 8}, 1);
+  at::Tensor moved = right.clone(), other = right.clone();
+  for (at::Tensor* const changed : {&moved, &other}) changed->narrow(1, 0, 2).mul_(1 + 0x1p-22);
+  moved.narrow(1, 6, 2).copy_(right.narrow(1, 2, 2));
+  other.narrow(1, 6, 2).copy_(values({2, 2, 8}, 2));
+  const auto told_of = [&](const at::Tensor& seen) {
+    return token_diagnosis(whole(RecordKind::kActivation, "m.x", right), shared("m.x", seen));
+  };
+
+  EXPECT_THAT(told_of(moved), HasSubstr("shift 4 along dim 1 on rank 0"));
+  EXPECT_THAT(told_of(other), Not(HasSubstr("shift")));
+}
+
+/// Angles [tokens, pairs] of 4 pairs with this base.
+at::Tensor angles_with(double base, std::int64_t tokens) {
+  const at::Tensor frequencies = at::pow(base, -at::arange(4, at::kDouble) / 4);
+  return at::arange(tokens, at::kDouble).unsqueeze(1) * frequencies.unsqueeze(0);
+}
+
+/// Queries [2,6,2 x 8] and what is rotated by angles; the run's angles are `seen`.
+std::string rotation_is(const at::Tensor& seen) {
+  const at::Tensor x = values({2, 6, 16}, 1, at::kDouble);
+  const auto body = [&](const at::Tensor& angles) {
+    const at::Tensor heads = x.reshape({2, 6, 2, 8}).transpose(1, 2);
+    const at::Tensor first = heads.narrow(3, 0, 4), second = heads.narrow(3, 4, 4);
+    const at::Tensor cosine = angles.cos(), sine = angles.sin();
+    const at::Tensor y =
+        at::cat({first * cosine - second * sine, second * cosine + first * sine}, 3).contiguous();
+    return Body([=](Sink& sink, int) {
+      sink.on_record(site(RecordKind::kActivation, "attn.q_proj", layout_of({2, 6, 16})), x);
+      sink.on_record(site(RecordKind::kActivation, "attn.q_rope", layout_of({2, 2, 6, 8})), y);
+    });
+  };
+  return token_diagnosis(body(angles_with(10000, 6)), body(seen));
+}
+
+TEST(RotationCauses, OtherFrequenciesAndPositionsAreTold) {
+  const auto rounded = [](const at::Tensor& angles) {
+    const at::Tensor frequencies = angles.select(0, 1).to(at::kBFloat16).to(at::kDouble);
+    return at::arange(6, at::kDouble).unsqueeze(1) * frequencies.unsqueeze(0);
+  };
+
+  EXPECT_THAT(rotation_is(rounded(angles_with(10000, 6))), HasSubstr("they are rounded to bf16"));
+  EXPECT_THAT(rotation_is(angles_with(20000, 6)), HasSubstr("their base is 20000, not 10000"));
+  EXPECT_THAT(rotation_is(angles_with(10000, 8).narrow(0, 2, 6)),
+              HasSubstr("positions are off by 2"));
+  EXPECT_THAT(rotation_is(angles_with(10000, 6) + 0.1 * values({6, 4}, 3, at::kDouble)),
+              Not(HasSubstr("angles")))
+      << "no frequency makes these";
+}
+
 }  // namespace
 }  // namespace isoshard

@@ -12,6 +12,7 @@
 #include <tuple>
 
 #include "core/base/error.h"
+#include "harness/causes/diagnosis.h"
 #include "harness/evidence/evidence.h"
 #include "harness/judge/first_cause.h"
 #include "harness/judge/judge.h"
@@ -236,8 +237,8 @@ class Judge {
       }
       add_coverage_finding(wanted.key, wanted.order, "was recorded by no rank",
                            detail::ranks_near(actual_, wanted.key), verdict_.missing);
-      if (wanted.key.kind == RecordKind::kMask)
-        findings_.back().finding.diagnosis = "nothing is dropped there, as in evaluation mode";
+      findings_.back().finding.diagnosis =
+          detail::cause_of_missing(reference_, actual_, wanted.key);
       return;
     }
     const std::vector<Held>& held = found->second;

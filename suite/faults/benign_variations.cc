@@ -235,7 +235,7 @@ Fault at_the_end_of_an_epoch(std::string id, std::string summary, TailPolicy tai
   miss.smallest_case = [tail] {
     Case item = fault_case("qwen2", "ddp", {.dp = 3});
     item.data.kind = DataSource::Kind::kText;
-    item.data.path = project_text_path("seven_samples.txt").string();
+    item.data.path = kShortText;
     item.data.shuffle = true;
     item.data.tail = tail;
     item.config.vocab_size = 128;
