@@ -398,16 +398,17 @@ std::string cause_smoothed_columns(const Evidence& e) {
     return "";
   const std::vector<const Record*> labels = labels_of_step(e);
   const Record* const head = labels.empty() ? nullptr : logits_beside(e, *labels.front());
-  const auto padded = head == nullptr ? std::nullopt : padded_width(e, head->key);
   const View* const bad = e.first_bad_view();
-  if (!padded.has_value() || bad == nullptr) return "";
+  if (head == nullptr || bad == nullptr) return "";
+  const std::int64_t columns = padded_width(e, head->key).value_or(0);
+  if (columns == 0) return "";
   const std::int64_t width = head->layout.global_shape.back();
-  const std::vector<RunOfTokens> runs = *padded > width && are_few_logits(e, labels)
-                                            ? runs_of_tokens(e, *padded)
+  const std::vector<RunOfTokens> runs = columns > width && are_few_logits(e, labels)
+                                            ? runs_of_tokens(e, columns)
                                             : std::vector<RunOfTokens>();
   const auto share = runs.empty() ? std::nullopt : share_of_mean(e, runs);
   if (!share.has_value()) return "";
-  const auto true_width = static_cast<double>(width), wide = static_cast<double>(*padded);
+  const auto true_width = static_cast<double>(width), wide = static_cast<double>(columns);
   // smoothing of a gives the mean a V / (V - 1)
   const double smoothing = *share * (true_width - 1) / true_width;
   const auto first = bad->box.global_offset.empty()
@@ -429,7 +430,7 @@ std::string cause_smoothed_columns(const Evidence& e) {
       return fmt::format(
           "offset {:.4g}: label smoothing of {:.3g} takes its mean over {} columns, the padded "
           "width of {}, the true one is {}",
-          off.flat()[0], smoothing, *padded, head->key.name, width);
+          off.flat()[0], smoothing, columns, head->key.name, width);
     }
   }
   return "";
