@@ -470,7 +470,7 @@ TEST(Flags, SayWhereWeightsAndBatchesGo) {
       [&] {
         (void)files({"--batch", "y", "--shuffle"});
       },
-      ThrowsMessage<UsageError>(HasSubstr("their order")));
+      ThrowsMessage<UsageError>(HasSubstr("the samples and their order")));
 }
 
 }  // namespace

@@ -50,6 +50,23 @@ std::vector<StoredRun> stored_runs() {
   return all;
 }
 
+/// What compare says on the CPU and over the emulated grid.
+struct BothReports {
+  Report on_cpu, on_device;
+  int comparisons = 0;  ///< over the emulated grid
+};
+
+BothReports both_reports(ComparePlan plan) {
+  BothReports both;
+  both.on_cpu = compare(plan);
+  device::DeviceCalls calls;
+  const std::unique_ptr<Comparer> comparer = device::emulated_comparer(calls);
+  plan.comparer = comparer.get();
+  both.on_device = compare(plan);
+  both.comparisons = calls.comparisons;
+  return both;
+}
+
 class CompareOnDevice : public ::testing::TestWithParam<StoredRun> {};
 
 TEST_P(CompareOnDevice, SaysOfAStoredRunWhatTheCpuSays) {
@@ -58,16 +75,12 @@ TEST_P(CompareOnDevice, SaysOfAStoredRunWhatTheCpuSays) {
   plan.reference = fs::path(ISOSHARD_FRAMEWORKS_DIR) / framework / "reference";
   plan.actual = fs::path(ISOSHARD_FRAMEWORKS_DIR) / framework / name;
   if (framework == "torchtitan") plan.rules.grad_scale = 1;
-  const Report on_cpu = compare(plan);
-  device::DeviceCalls calls;
-  const std::unique_ptr<Comparer> comparer = device::emulated_comparer(calls);
-  plan.comparer = comparer.get();
 
-  const Report on_device = compare(plan);
+  const auto [on_cpu, on_device, comparisons] = both_reports(plan);
 
   EXPECT_EQ(difference_of(on_device, on_cpu), "");
   EXPECT_EQ(on_cpu.exit_code, name == "right" ? 0 : 1);
-  EXPECT_GT(calls.comparisons, 20);
+  EXPECT_GT(comparisons, 20);
 }
 INSTANTIATE_TEST_SUITE_P(Frameworks, CompareOnDevice, ::testing::ValuesIn(stored_runs()),
                          [](const auto& tested) {
@@ -147,16 +160,12 @@ TEST(CompareOnDeviceCheckpoints, GetTheReportOfTheCpu) {
     plan.are_checkpoints = true;
     plan.reference = folder / "a";
     plan.actual = folder / name;
-    const Report on_cpu = compare(plan);
-    device::DeviceCalls calls;
-    const std::unique_ptr<Comparer> comparer = device::emulated_comparer(calls);
-    plan.comparer = comparer.get();
 
-    const Report on_device = compare(plan);
+    const auto [on_cpu, on_device, comparisons] = both_reports(plan);
 
     EXPECT_EQ(difference_of(on_device, on_cpu), "");
     EXPECT_EQ(on_cpu.exit_code, plan.actual.filename() == "right" ? 0 : 1);
-    EXPECT_EQ(calls.comparisons, static_cast<int>(model().size()));
+    EXPECT_EQ(comparisons, static_cast<int>(model().size()));
   }
 }
 

@@ -345,12 +345,17 @@ json to_json(const std::map<RecordKey, Response>& responses, int runs) {
           {"responses", list}};
 }
 
-std::map<RecordKey, Response> responses_of(const json& j, const std::filesystem::path& file,
-                                           int& runs) {
-  const int schema = field<int>(j, "schema", file);
+int known_schema(const json& object, const std::filesystem::path& file) {
+  const int schema = field<int>(object, "schema", file);
   if (schema < 1 || schema > kSchema)
     refuse(file, fmt::format("the schema must be 1 or {}, which this program reads, got {}",
                              kSchema, schema));
+  return schema;
+}
+
+std::map<RecordKey, Response> responses_of(const json& j, const std::filesystem::path& file,
+                                           int& runs) {
+  const int schema = known_schema(j, file);
   runs = field<int>(j, "runs", file);
   if (runs < 1) refuse(file, fmt::format("\"runs\" must be at least 1, got {}", runs));
   const int variants = field_or<int>(j, "variants", schema == 1 ? 1 : 0, file);

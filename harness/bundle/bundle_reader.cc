@@ -76,10 +76,7 @@ class BundleReader {
   }
 
   int schema_of(const json& manifest, const fs::path& file) const {
-    const int schema = detail::field<int>(manifest, "schema", file);
-    if (schema < 1 || schema > detail::kSchema)
-      refuse(file, fmt::format("the schema must be 1 or {}, which this program reads, got {}",
-                               detail::kSchema, schema));
+    const int schema = detail::known_schema(manifest, file);
     if (schema == 1 && unsealed_ == Unsealed::kRefused)
       refuse(file,
              "schema 1 holds no hashes of the bundle's files; write the bundle again, or take "

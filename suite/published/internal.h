@@ -34,7 +34,8 @@ class Findings {
 
 /// Where this rank's tensors are.
 [[nodiscard]] c10::Device device_of(const Rank& rank, const ExperimentSettings& settings);
-/// Column-row probes column-parallel products on worlds of these sizes, whatever the settings are.
+/// The experiment column-row probes column-parallel products on worlds of these sizes. No setting
+/// changes them.
 inline constexpr int kProbedDegrees[] = {2, 4, 7};
 /// What a report says of the device: how the ranks of each world of the experiment meet, too.
 [[nodiscard]] std::map<std::string, std::string> environment_of(ExperimentKind kind,
