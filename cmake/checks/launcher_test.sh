@@ -28,6 +28,11 @@ case $1 in
     echo build >>"$CALLS"
     [[ -z ${FAKE_BROKEN:-} ]] || { echo "a.cc: error: planted"; exit 1; }
     mkdir -p "$2/bin"
+    [[ $* != *"--target isoshard_judge_app isoshard_ranks_c "* ]] || {
+      printf '#!/usr/bin/env bash\n' >"$2/bin/isoshard-judge"
+      chmod +x "$2/bin/isoshard-judge"
+      exit
+    }
     {
       echo '#!/usr/bin/env bash'
       echo '[[ -z ${ISOSHARD_JOBS:-} ]] || exit 9'
@@ -53,7 +58,7 @@ echo "apt-get $*" >>"$CALLS"
 exit 100
 END
 stand_in python3 <<'END'
-echo python3 "$*" >>"$CALLS"
+echo python3 "${*//$'\n'/ }" >>"$CALLS"
 [[ -z ${FAKE_PIP_FAILS:-} ]] || { echo "ERROR: no network"; exit 1; }
 while [[ $# -gt 0 && $1 != --target ]]; do shift; done
 [[ $# -gt 1 ]] || exit 0
@@ -80,9 +85,42 @@ expect() {
   fi
 }
 
+# Help costs no build.
+expect 0 "./isoshard judge -- torchrun" "" ./isoshard --help
+expect 2 "./isoshard verify" "" ./isoshard
+
+# The Python package: isoshard-judge alone, from a folder of its own, until the program is built.
+expect 4 "a rank of mpirun or srun never builds" "python3" env PMI_RANK=0 ./isoshard judge -- x
+expect 4 "got no program /nonexistent" "" env ISOSHARD_PYTHON=/nonexistent ./isoshard judge -- x
+stand_in no_torch <<'END'
+echo "it has no torch"
+END
+expect 4 "it has no torch" "" env ISOSHARD_PYTHON=no_torch ./isoshard judge -- x
+expect 0 "" "python3 configure build python3" ./isoshard judge --steps 1 -- torchrun "a b"
+[[ $(<"$CALLS") == *-DISOSHARD_JUDGE_ONLY=ON*"-m isoshard judge --steps 1 -- torchrun a b" ]] \
+  || failed "not the judge alone, or other arguments: $(<"$CALLS")"
+[[ -x build-judge/bin/isoshard-judge && ! -e build ]] || failed "the judge is in another folder"
+expect 0 "" "python3 python3" ./isoshard preflight --ranks 2
+expect 0 "" "python3 python3" env OMPI_COMM_WORLD_RANK=1 ./isoshard preflight
+expect 0 "" "python3 configure build python3" \
+  env -u LIBTORCH_ROOT ISOSHARD_CMAKE_ARGS=-DX=1 ./isoshard judge -- x
+mkdir -p .ci
+printf '%s\n' '#!/usr/bin/env bash' 'echo "wheel $*" >>"$CALLS"' 'echo "$1/a b.whl"' \
+  '[[ -x $ISOSHARD_JUDGE && -z ${FAKE_BROKEN:-} ]]' >.ci/wheel
+chmod +x .ci/wheel
+expect 0 "pip install 'out/a b.whl'" "configure build wheel" ./isoshard wheel out
+expect 4 "could not be built" "wheel" env FAKE_BROKEN=1 ./isoshard wheel
+expect 0 "./isoshard wheel" "" ./isoshard wheel --help
+expect 2 "./isoshard wheel" "" ./isoshard wheel --wrong
+expect 2 "./isoshard wheel" "" ./isoshard wheel one two
+
 expect 4 "a rank of mpirun or srun never builds" "" env OMPI_COMM_WORLD_RANK=0 ./isoshard verify
 expect 4 "" "" env SLURM_STEP_ID=0 SLURM_PROCID=1 ./isoshard test
 expect 0 "[verify][--tp 2]" "configure build" ./isoshard verify "--tp 2"
+expect 0 "" "" ./isoshard build
+expect 2 "./isoshard build" "" ./isoshard build x
+expect 0 "" "python3 build python3" ./isoshard judge -- x
+expect 0 "" "python3 python3" ./isoshard judge -- x
 expect 7 "[verify]" "" env FAKE_CODE=7 ./isoshard verify
 expect 0 "[verify]" "" env PMI_RANK=1 ./isoshard verify
 expect 0 "[verify]" "" env ISOSHARD_JOBS=1 ./isoshard verify
