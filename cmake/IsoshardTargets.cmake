@@ -24,6 +24,8 @@ function(_isoshard_add_pch target)
     target_link_libraries(${target} PRIVATE GTest::gtest GTest::gmock)
   endif()
   target_precompile_headers(${target} PRIVATE ${PROJECT_SOURCE_DIR}/cmake/pch.h)
+  # With -O1, GCC 12 crashes where a HOT library (-O2) reads it. The other way round it works.
+  target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O2>)
 endfunction()
 
 # Threads and forked ranks count in the same files.
