@@ -1,16 +1,18 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The table of systems on which isoshard was tried, made from runs.
+"""The page of systems and frameworks with which isoshard was tried, made from runs.
 
 usage: tools/support_matrix.py record BUILD [--store FILE] [--date YYYY-MM-DD]
        tools/support_matrix.py page [--store FILE] [--page FILE]
-       tools/support_matrix.py check [--store FILE] [--page FILE]
+       tools/support_matrix.py check [--store FILE] [--page FILE] [--pins FILE]
 
 `record` takes a build folder whose tests ran (./isoshard test, .ci/run): ctest.xml says what ran,
 CMakeCache.txt which compiler, LibTorch and source (whose commit is taken), this machine which
-system, the Python of ISOSHARD_PYTHON which frameworks. It replaces the record of the same system, compiler, LibTorch and Python in FILE
-(docs/support.json). `page` writes docs/support.md: the rows that are wanted, those without a run
-marked so, then runs on anything else. `check` ends with 1 if the page is not what `page` writes.
+system, the Python of ISOSHARD_PYTHON which frameworks. It replaces the record of the same system,
+compiler, LibTorch and Python in FILE (docs/support.json). `page` writes docs/support.md: the rows
+that are wanted, those without a run marked so, then runs on anything else, then the frameworks
+whose scripts were judged. `check` ends with 1 if the page is not what `page` writes, or if a
+framework's version is not the one that PINS (python/live-requirements.txt) installs for its tests.
 """
 
 from __future__ import annotations
@@ -31,13 +33,25 @@ KEYS = ["system", "compiler", "libtorch", "python"]
 
 INTRODUCTION = """# Where isoshard was tried
 
-This page is made by `tools/support_matrix.py page` from docs/support.json, into which
-`tools/support_matrix.py record BUILD` puts the runs of a build folder's tests. A row says what ran
-there and how it ended, and nothing about what did not run. "not run" means that nobody has tried it
-yet, or has not recorded it.
+This page lists the systems on which the tests ran, and the frameworks whose scripts were judged.
+`tools/support_matrix.py page` makes it from docs/support.json. `tools/support_matrix.py record
+BUILD` adds the last test run of a build folder to that file. "not run" means that no run of this
+combination was recorded. It may work.
+
+## Systems
 
 | system | compiler | LibTorch | Python | tests | result | commit, date |
 |---|---|---|---|---|---|---|
+"""
+
+FRAMEWORKS_INTRODUCTION = """
+## Frameworks
+
+The Python package judged scripts of these versions, on CPUs with gloo. No other version was tried,
+and no script was judged on a GPU.
+
+| framework | version | what was judged | page |
+|---|---|---|---|
 """
 
 
@@ -164,7 +178,26 @@ def page_of(store: dict) -> str:
             text += "".join(line_of_run(run) for run in runs)
         else:
             text += line_of([*(row.get(key, "any") for key in KEYS), "-", "not run", "-"])
-    return text + "".join(line_of_run(run) for run in rest)
+    text += "".join(line_of_run(run) for run in rest)
+    frameworks = store.get("frameworks", [])
+    if frameworks:
+        text += FRAMEWORKS_INTRODUCTION
+    for row in frameworks:
+        page = f"[{row['page']}]({row['page']})"
+        text += line_of([row["framework"], row["version"], row["judged"], page])
+    return text
+
+
+def problems_of(store: dict, pins: pathlib.Path) -> list[str]:
+    """Frameworks whose version is not the one that their tests install."""
+    text = pins.read_text(encoding="utf-8")
+    installed = dict(re.findall(r"^([\w-]+)==([\w.]+)", text, re.MULTILINE))
+    problems = []
+    for row in store.get("frameworks", []):
+        name, version = row["framework"], row["version"]
+        if installed.get(name, version) != version:
+            problems.append(f"{name} must be {installed[name]} as in {pins}, got {version}")
+    return problems
 
 
 def text_of(store: dict) -> str:
@@ -185,14 +218,20 @@ def main() -> int:
     parser.add_argument("build", nargs="?", type=pathlib.Path)
     parser.add_argument("--store", type=pathlib.Path, default=ROOT / "docs/support.json")
     parser.add_argument("--page", type=pathlib.Path, default=ROOT / "docs/support.md")
+    parser.add_argument(
+        "--pins", type=pathlib.Path, default=ROOT / "python/live-requirements.txt"
+    )
     parser.add_argument("--date", default=datetime.date.today().isoformat())
     arguments = parser.parse_args()
     store = json.loads(arguments.store.read_text(encoding="utf-8"))
     if arguments.action == "check":
-        if arguments.page.read_text(encoding="utf-8") == page_of(store):
-            return 0
-        print(f"{arguments.page} must be what tools/support_matrix.py page writes; run it")
-        return 1
+        problems = problems_of(store, arguments.pins)
+        if arguments.page.read_text(encoding="utf-8") != page_of(store):
+            problems.append(
+                f"{arguments.page} must be what tools/support_matrix.py page writes; run it"
+            )
+        print("\n".join(problems), end="\n" if problems else "")
+        return 1 if problems else 0
     if arguments.action == "page":
         arguments.page.write_text(page_of(store), encoding="utf-8")
         return 0

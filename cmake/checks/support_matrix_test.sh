@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# The page of systems is what its runs say, and rows without a run say so.
+# The page of systems is what its runs say, and rows without a run say so. The versions of
+# frameworks are those that their tests install.
 # usage: support_matrix_test.sh SOURCE FOLDER
 set -euo pipefail
 source=$1 folder=$2
@@ -50,6 +51,23 @@ page record "$folder/build" --date 2001-02-04
 page page
 expect 'the run after it' '\| 1 failed \| .*, 2001-02-04 \|'
 [[ $(grep -c '2001-02' "$folder/page.md") -eq 1 ]] || { echo "one run of a system"; failures=1; }
+
+echo 'some-framework==1.2.3  # --no-deps' >"$folder/pins.txt"
+pinned() {  # VERSION: exit code and output of check where the page names this version
+  cat >"$folder/store.json" <<STORE
+{"wanted": [], "runs": [], "frameworks": [
+  {"framework": "some-framework", "version": "$1", "judged": "loops", "page": "some.md"},
+  {"framework": "not-pinned", "version": "7", "judged": "loops", "page": "some.md"}]}
+STORE
+  page page
+  page check --pins "$folder/pins.txt" >"$folder/problems"
+}
+pinned 1.2.3 || { echo "versions that are installed must pass"; failures=1; }
+expect 'a framework' '^\| some-framework \| 1.2.3 \| loops \| \[some.md\]\(some.md\) \|$'
+if pinned 1.2.4; then echo "another version than the installed one must be refused"; failures=1; fi
+grep -q 'some-framework must be 1.2.3' "$folder/problems" \
+  || { echo "the problem must name both"; failures=1; }
+pinned 1.2.3
 echo >>"$folder/page.md"
 if page check >/dev/null; then echo "a page that was edited must be refused"; failures=1; fi
 exit $failures
