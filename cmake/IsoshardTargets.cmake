@@ -26,6 +26,15 @@ function(_isoshard_add_pch target)
   target_precompile_headers(${target} PRIVATE ${PROJECT_SOURCE_DIR}/cmake/pch.h)
   # With -O1, GCC 12 crashes where a HOT library (-O2) reads it. The other way round it works.
   target_compile_options(${target} PRIVATE $<$<CONFIG:Release>:-O2>)
+  # ccache hashes this file instead of the 440 MB beside it, for every source (CCACHE_PCH_EXTSUM).
+  if(ISOSHARD_CCACHE AND CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
+    set(folder ${CMAKE_CURRENT_BINARY_DIR}/CMakeFiles/${target}.dir)
+    add_custom_command(OUTPUT ${folder}/cmake_pch.hxx.gch.sum
+      DEPENDS ${target} ${folder}/cmake_pch.hxx.gch
+      COMMAND ${CMAKE_COMMAND} -E sha256sum cmake_pch.hxx.gch > cmake_pch.hxx.gch.sum
+      WORKING_DIRECTORY ${folder})
+    add_custom_target(${target}_sum DEPENDS ${folder}/cmake_pch.hxx.gch.sum)
+  endif()
 endfunction()
 
 # Threads and forked ranks count in the same files.
@@ -38,10 +47,13 @@ function(_isoshard_reuse_pch target)
     return()
   endif()
   get_target_property(options ${target} COMPILE_OPTIONS)
+  set(pch isoshard_pch)
   if("--coverage" IN_LIST options)
-    target_precompile_headers(${target} REUSE_FROM isoshard_counted_pch)
-  else()
-    target_precompile_headers(${target} REUSE_FROM isoshard_pch)
+    set(pch isoshard_counted_pch)
+  endif()
+  target_precompile_headers(${target} REUSE_FROM ${pch})
+  if(TARGET ${pch}_sum)
+    add_dependencies(${target} ${pch}_sum)
   endif()
 endfunction()
 

@@ -23,7 +23,8 @@ if(ISOSHARD_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
   endif()
   set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
       CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime
-      CCACHE_BASEDIR=${_isoshard_ccache_base} CCACHE_NOHASHDIR=1 ${ISOSHARD_CCACHE})
+      CCACHE_BASEDIR=${_isoshard_ccache_base} CCACHE_NOHASHDIR=1 CCACHE_PCH_EXTSUM=1
+      ${ISOSHARD_CCACHE})
 endif()
 
 add_library(isoshard_options INTERFACE)
