@@ -10,6 +10,7 @@
 #include "app/options/bench_options.h"
 #include "core/base/atomic_file.h"
 #include "core/base/error.h"
+#include "core/base/suggest.h"
 #include "harness/cli/output.h"
 #include "harness/cli/output_folder.h"
 #include "harness/cli/progress.h"
@@ -84,8 +85,9 @@ int run_bench_command(const ParsedOptions& options) {
   if (action == "compare") return bench_compare(options);
   if (action == "sweep") return bench_sweep(options);
   if (action == "plan") return bench_memory_plan(options);
-  throw UsageError(
-      fmt::format("unknown action '{}'; known are run, compare, sweep and plan", action));
+  const std::vector<std::string> known = {"run", "compare", "sweep", "plan"};
+  throw UsageError(fmt::format("unknown action '{}'{}; known are {}", action,
+                               did_you_mean(action, known), join_names(known)));
 }
 
 }  // namespace

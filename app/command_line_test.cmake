@@ -124,9 +124,19 @@ expect(2 "at least one folder" oracle)
 expect(0 "dp_sum_missing" list faults)
 expect(0 "step.equivalence" list contracts)
 expect(0
-  "claim.*added once.*derivation.*counts tp times.*tests.*ColumnRowPair.*faults and negative \
-controls"
+  "claim.*added once.*derivation.*counts tp times.*tests.*ColumnRowPair.*negative \
+controls.*isoshard test ColumnRowPair.ABiasOnEveryRankCountsTpTimes"
   explain tp.row.bias)
+expect(2 "did you mean 'tp.row.bias'" explain tp.row.bais)
+expect(2 "did you mean 'dp_sum_missing'" explain dp_sum_misin)
+expect(2 "did you mean 'dp_sum_missing'" verify --fault dp_sum_misin)
+expect(2 "did you mean 'deepspeed'" verify --subjects deepsped --tp 2)
+expect(2 "did you mean 'deepspeed'" bench --impl deepsped)
+expect(2 "did you mean 'tiny-mistral'" verify --model tiny-mistrl)
+expect(2 "did you mean 'small'" verify --preset smal)
+expect(2 "did you mean 'tp-size'" verify --tp_sise 2)
+expect(2 "did you mean 'test'" tset)
+expect(2 "did you mean 'sweep'" bench swep)
 expect(0
   "the bug.*wrapper was never applied.*smallest case.*contracts that name it.*dp.grad.average"
   explain dp_sum_missing)

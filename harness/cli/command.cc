@@ -182,6 +182,7 @@ int run_command_line(const ProgramWords& program, std::span<const Command> comma
         return run_one(program, command, {arguments.begin() + 1, arguments.end()});
       known.push_back(command.name);
     }
+    if (!program.test.empty()) known.emplace_back("test");  // of the launcher
     throw UsageError(fmt::format("unknown command '{}'{}; '{} --help' lists the commands", name,
                                  did_you_mean(name, known), program.name));
   } catch (const std::exception& error) {

@@ -31,6 +31,13 @@ std::vector<std::string> names_of(const OptionTable& table) {
   return names;
 }
 
+/// Options and the other names that they have.
+std::vector<std::string> accepted_names(const OptionTable& table) {
+  std::vector<std::string> names = names_of(table);
+  for (const auto& [alias, name] : table.aliases) names.push_back(alias);
+  return names;
+}
+
 /// --tp_size=2 -> --tp-size=2 -> --tp=2.
 std::string normalize_flag(const OptionTable& table, const std::string& argument) {
   if (argument.size() < 3 || !argument.starts_with("--")) return argument;
@@ -156,7 +163,7 @@ po::parsed_options parse_config_file(const OptionTable& table, const std::string
   if (!json.is_object())
     throw FileError(fmt::format("{}: must be an object of option names and values", path));
   po::parsed_options parsed(&table.options);
-  const auto names = names_of(table);
+  const auto names = accepted_names(table);
   for (const auto& [key, value] : json.items()) {
     std::string name = normalize_flag(table, "--" + key).substr(2);
     if (table.options.find_nothrow(name, false) == nullptr)
@@ -215,7 +222,7 @@ void store_environment(const OptionTable& table, Store store) {
     const auto start = name.find_first_not_of('-');
     name = start == std::string::npos ? name : name.substr(start);
     throw UsageError(fmt::format("unknown option '--{}'{}; --help lists the options", name,
-                                 did_you_mean(name, names_of(table))));
+                                 did_you_mean(name, accepted_names(table))));
   }
   throw UsageError(fmt::format("{}; --help lists the options", error.what()));
 }
