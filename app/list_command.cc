@@ -29,7 +29,7 @@ void list_subjects() {
   for (const SubjectSpec& spec : subject_specs()) {
     if (spec.is_reference()) continue;
     const std::string copy = spec.copy_of.empty() ? "" : fmt::format("copy of {}; ", spec.copy_of);
-    print("{:<10} {}{}\n", spec.name, copy, spec.summary);
+    print(hanging(fmt::format("{:<10} ", spec.name), fmt::format("{}{}", copy, spec.summary)));
   }
 }
 
@@ -49,12 +49,13 @@ void list_cases() {
 }
 
 void list_contracts() {
-  for (const auto& contract : contracts()) print("{:<34} {}\n", contract.id, contract.claim);
+  for (const auto& contract : contracts())
+    print(hanging(fmt::format("{:<34} ", contract.id), contract.claim));
 }
 
 void print_row(const Fault& fault) {
   const std::string source = fault.source.empty() ? "" : fmt::format(" [{}]", fault.source);
-  print("  {:<36} {}\n", fault.id, fmt::join(fault.subjects, " "));
+  isoshard::print("  {:<36} {}\n", fault.id, fmt::join(fault.subjects, " "));
   print(hanging("    ", fault.summary + source));
 }
 

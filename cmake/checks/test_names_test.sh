@@ -119,7 +119,7 @@ done < <(sed -nE 's/.*\.ci\/run (-[^$]*)$/\1/p; s/.*arguments: "(-[^"]*)".*/\1/p
   "$source_dir"/.github/workflows/*.yml)
 ((num_commands > 20)) || failed "only $num_commands commands were found on pages"
 
-mapfile -t ids < <("$app" list contracts | awk '{ print $1 }')
+mapfile -t ids < <("$app" list contracts | awk '/^[a-z]/ { print $1 }')
 mapfile -t -O "${#ids[@]}" ids < <("$app" list faults | awk '/^  [a-z0-9_]+ / { print $1 }')
 ((${#ids[@]} > 150)) || failed "only ${#ids[@]} contracts and faults were found"
 explained=$("$app" explain "${ids[@]}")
