@@ -49,8 +49,8 @@ expect order '^### comm_test.Sends ### comm_test.Waits ### comm_test.Gone ### su
 expect command '^<pre>./isoshard test All/Rounds.HalfToEven/bf16$' "$text"
 expect 'command of an entry' '^<pre>./isoshard test comm_test.Sends</pre>$' "$text"
 expect 'command of a world' '^<pre>./isoshard test wide_mpi.n2$' "$text"
-expect 'its program' '^mpirun .*-n 2 .*tests/wide_mpi --expect-world-size=2 --gtest_filter=Sums.Add' \
-  "$text"
+expect 'its program' \
+  '^mpirun .*-n 2 .*tests/wide_mpi --expect-world-size=2 --gtest_filter=Sums.Add' "$text"
 expect filter 'tests/sums_test --gtest_filter=All/Rounds.HalfToEven/bf16' "$text"
 expect message 'must be 2, got 3' "$text"
 expect skip '^- python.live: SKIPPED: no torch$' "$text"

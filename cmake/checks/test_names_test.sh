@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
-# Every `./isoshard test ...` on a page, in a workflow and in the output of `isoshard explain` selects
-# a test. Nothing is run: names are looked up in the index of tests, cases in the sources.
+# Every `./isoshard test ...` on a page, in a workflow and in the output of `isoshard explain`
+# selects a test. Nothing is run: names are looked up in the index of tests, cases in the sources.
 # usage: test_names_test.sh SOURCE_FOLDER BUILD_FOLDER PROGRAM
 set -euo pipefail
 source_dir=$1 build_of_tests=$2 app=$3
@@ -22,7 +22,8 @@ read_tests || { echo "no build in $build_dir"; exit 1; }
 all_labels=$(printf '%s\n' "${test_labels[@]}" | tr ',' '\n' | sed '/^-\{0,1\}$/d' | sort -u)
 all_suites=$(printf '%s\n' "${!suite_entries[@]}" | sort -u)
 ((${#test_names[@]} > 100 && $(wc -l <<<"$all_suites") > 100)) || failed "the index is too short"
-(($(wc -l <<<"$all_labels") <= 60)) || failed "more than 60 labels: $(paste -sd' ' <<<"$all_labels")"
+(($(wc -l <<<"$all_labels") <= 60)) \
+  || failed "more than 60 labels: $(paste -sd' ' <<<"$all_labels")"
 both=$(comm -12 <(echo "$all_labels") <(echo "$all_suites"))
 [[ -z $both ]] || failed "suites must be no labels: $both"
 
@@ -110,8 +111,8 @@ while IFS= read -r file; do
     check "${file#"$source_dir"/}" "$command"
     num_commands=$((num_commands + 1))
   done < <(commands_of "$file")
-done < <(find "$source_dir"/{README,CONTRIBUTING,CHANGELOG}.md "$source_dir"/{docs,examples,python} \
-  -name '*.md')
+done < <(cd -- "$source_dir" && find "$PWD"/{README,CONTRIBUTING,CHANGELOG}.md \
+  "$PWD"/{docs,examples,python} -name '*.md')
 while IFS= read -r words; do
   check .github "${words//[\'\"]/}"
   num_commands=$((num_commands + 1))
@@ -134,7 +135,7 @@ done < <(sed -n 's/^.*\.\/isoshard verify --fault //p' <<<"$explained" | sort -u
 
 # What is wrong is found.
 before=$failures
-for wrong in NoSuchSuite TrainCase.NoSuchCase -L\ no_such_label -R\ no_such_entry no_such_program; do
+for wrong in NoSuchSuite TrainCase.NoSuchCase no_such_program '-L no_label' '-R no_entry'; do
   found=$failures
   check control "$wrong" >/dev/null
   ((failures > found)) || { echo "FAILED: a command with $wrong must be found"; before=-1; }
