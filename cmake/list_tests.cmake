@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Writes the index of tests, from which `./isoshard test NAME` selects. It reads what CMake generated
-# for ctest: so no test is missing, and nothing must be built.
+# Writes the index of tests, from which `./isoshard test NAME` selects. It reads what CMake
+# generated for ctest: so no test is missing, and nothing must be built.
 #
 # usage: cmake -DBUILD=BUILD_FOLDER -DINDEX=FILE -P list_tests.cmake
 #

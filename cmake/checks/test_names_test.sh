@@ -20,6 +20,7 @@ read_tests || { echo "no build in $build_dir"; exit 1; }
 # ---- labels --------------------------------------------------------------------------------------
 
 all_labels=$(printf '%s\n' "${test_labels[@]}" | tr ',' '\n' | sed '/^-\{0,1\}$/d' | sort -u)
+all_names=$(printf '%s\n' "${test_names[@]}")
 all_suites=$(printf '%s\n' "${!suite_entries[@]}" | sort -u)
 ((${#test_names[@]} > 100 && $(wc -l <<<"$all_suites") > 100)) || failed "the index is too short"
 (($(wc -l <<<"$all_labels") <= 60)) \
@@ -63,7 +64,7 @@ check() {
         grep -qE -- "$word" <<<"$all_labels" || failed "$1: no label fits $word"
         before='' && continue ;;
       -R)
-        printf '%s\n' "${test_names[@]}" | grep -qE -- "$word" || failed "$1: no entry fits $word"
+        grep -qE -- "$word" <<<"$all_names" || failed "$1: no entry fits $word"
         before='' && continue ;;
       -*) before='' && continue ;;
     esac
@@ -130,7 +131,7 @@ while IFS= read -r command; do
   check "isoshard explain" "$command"
 done <<<"$of_explain"
 while IFS= read -r fault; do
-  printf '%s\n' "${ids[@]}" | grep -qx -- "$fault" || failed "isoshard explain: no fault $fault"
+  [[ " ${ids[*]} " == *" $fault "* ]] || failed "isoshard explain: no fault $fault"
 done < <(sed -n 's/^.*\.\/isoshard verify --fault //p' <<<"$explained" | sort -u)
 
 # What is wrong is found.
