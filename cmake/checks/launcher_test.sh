@@ -91,7 +91,7 @@ for name in Sums.Adds Sums.DISABLED_Fails All/Sums.Rounds/bf16 All/Sums.Rounds/f
     ((++ran))
   fi
 done
-[[ -z $list ]] || exit 0
+[[ -z $list ]] || exit "${FAKE_LIST_CODE:-0}"
 echo "run ${0##*/} $*" >>"$CALLS"
 ((ran)) || exit 2
 exit "${FAKE_CODE:-0}"
@@ -282,6 +282,9 @@ for code in 1 139; do
   expect_run 1 "" "build tests/sums_test;run sums_test --gtest_filter=Sums.Adds" \
     env FAKE_CODE=$code "${run[@]}" Sums.Adds
 done
+expect_run 1 "" "build tests/sums_test;run sums_test\
+ --gtest_filter=Sums.Adds:*/Sums.Adds:Sums.Adds/*:*/Sums.Adds/*" \
+  env FAKE_CODE=139 FAKE_LIST_CODE=139 "${run[@]}" Sums.Adds
 expect_run 4 "error: planted" "build tests/sums_test" env FAKE_BROKEN=1 "${run[@]}" Sums
 # An option's value is no name.
 for options in "-j 2" "-R Sums" "-E x -L unit" "--timeout 5 -VV" "-j -V" "-LE slow" "--repeat x"; do
