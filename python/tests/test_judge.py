@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "pytorch"
 pytestmark = pytest.mark.usefixtures("judge_program")
@@ -45,6 +46,13 @@ def test_ddp_conforms() -> None:
     assert "CONFORMS (within tolerance)  script ddp (dp 2)" in text
 
 
+def test_compiled_ddp_conforms(tmp_path: Path) -> None:
+    wrapped = "nn.parallel.DistributedDataParallel(Mlp())"
+    compiled = f"torch.compile({wrapped}, backend='aot_eager')"
+    code, text = judge(planted("ddp.py", wrapped, compiled, tmp_path), 2)
+    assert code == 0, text
+
+
 def test_fsdp2_with_uneven_rows_and_dealt_samples_conforms() -> None:
     code, text = judge(EXAMPLES / "fsdp2.py", 3)
     assert code == 0, text
@@ -54,6 +62,29 @@ def test_fsdp2_with_tensor_parallelism_and_micro_batches_conforms() -> None:
     options = ("--mesh", "dp=2,tp=2")
     code, text = judge(EXAMPLES / "tensor_parallel.py", 4, "--tp", "2", options=options)
     assert code == 0, text
+
+
+def test_fsdp2_that_is_evaluated_first_conforms(tmp_path: Path) -> None:
+    text = (EXAMPLES / "fsdp2.py").read_text()
+    blocks = text.replace("for layer in model:", "for layer in model[1:3]:")
+    script = tmp_path / "fsdp2.py"
+    evaluation = "with torch.no_grad():\n    model(data[0])\nfor batch in data:"
+    assert blocks != text and "for batch in data:" in text
+    script.write_text(blocks.replace("for batch in data:", evaluation))
+    code, text = judge(script, 3)
+    assert code == 0, text
+
+
+def test_an_optimizer_of_replaced_parameters_is_a_finding(tmp_path: Path) -> None:
+    making = "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\n"
+    text = (EXAMPLES / "fsdp2.py").read_text()
+    assert making in text
+    script = tmp_path / "fsdp2.py"
+    script.write_text(text.replace(making, "").replace("mesh = init", f"{making}mesh = init"))
+    code, text = judge(script, 3)
+    assert code == 1, text
+    number = len(list(nn.TransformerEncoderLayer(20, 2, 40).parameters())) * 2 + 3
+    assert f"The optimizer holds {number} parameters that Sequential no longer has" in text
 
 
 def test_an_untouched_command_conforms() -> None:

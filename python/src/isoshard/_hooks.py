@@ -11,19 +11,19 @@ import torch
 
 from ._calls import BACKWARD, FORWARD, UPDATE, not_journaled
 from ._checks import (
-    canonical,
     compiled_names,
-    compiled_root,
     is_compiled,
+    not_trained,
     outside_parameters,
     persistent_buffers,
     random_state,
     refuse_dropout,
-    unwrapped,
+    replaced_parameters,
 )
 from ._dtensor import is_dtensor, local_of, reduced
 from ._inputs import as_ids, tensors_of
 from ._mesh import DATA_AXES
+from ._names import compiled_root, named_modules, named_parameters, own_class, unwrapped
 from ._recorder import Recorder, sum_of_losses
 from ._settings import is_adam_like, largest_learning_rate, training_settings
 from ._shared_state import (
@@ -74,7 +74,7 @@ class Hooks:
         self._is_backward_split = False  # whether parts of backward run twice, with equal values
         self._random_state: list[torch.Tensor] | None = None
         self._stepped: set[int] = set()
-        self._names = {id(p): canonical(n) for n, p in self.model.named_parameters()}
+        self._names = {id(p): n for n, p in named_parameters(self.model)}
         self.outside = outside_parameters(self.model, self.optimizers)
         self._check_optimizers()
         self._names.update({id(p): name for name, p in self.outside.items()})
@@ -93,11 +93,14 @@ class Hooks:
             held = [p for group in optimizer.param_groups for p in group["params"]]
             known = [p for p in held if id(p) in self._names]
             if not known:
+                number = replaced_parameters(self.model, self.optimizers, has_gradients=False)
                 raise RecordError(
                     f"The optimizer must step parameters of the recorded model "
-                    f"({type(self.model).__name__}), got {type(optimizer).__name__} with "
-                    f"{len(held)} other tensors. Build it after the model is wrapped, or record "
-                    "with isoshard.record(directory, model, optimizer)."
+                    f"({own_class(self.model).__name__}), got {type(optimizer).__name__} with "
+                    f"{len(held)} other tensors, {number} of which have the shapes of parameters "
+                    "that no optimizer holds. Build it after the model is wrapped (fully_shard "
+                    "replaces all parameters), or record with isoshard.record(directory, model, "
+                    "optimizer)."
                 )
 
     def _attach(self) -> None:
@@ -161,8 +164,7 @@ class Hooks:
                     f"{name or 'the model'} is compiled: no hook inside it is called"
                 )
         seen: set[str] = set()
-        for raw, module in self.model.named_modules():
-            name = canonical(raw)
+        for name, module in named_modules(self.model):
             last = name.rpartition(".")[2]
             if not name or name in seen or isinstance(module, _SKIPPED) or last in _SKIPPED_ENDS:
                 continue
@@ -379,10 +381,18 @@ class Hooks:
     def _record_gradients_of(self, optimizer: torch.optim.Optimizer) -> None:
         """The gradients that a step reads; with the last optimizer those that none reads, too."""
         if len(self._stepped | {id(optimizer)}) >= len(self.optimizers):
+            self._refuse_replaced()
             self._record_gradients(None)
             return
         held = [p for group in optimizer.param_groups for p in group["params"]]
         self._record_gradients({self._names[id(p)] for p in held if id(p) in self._names})
+
+    def _refuse_replaced(self) -> None:
+        """Raises if an optimizer holds what was in the model once: it is no parameter outside."""
+        if self.outside:
+            number = replaced_parameters(self.model, self.optimizers, has_gradients=True)
+            if number > 0:
+                raise not_trained(self.model, number)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if not self.recorder.active:
@@ -420,23 +430,21 @@ class Hooks:
             self._has_losses = True
             self._record_loss()
         self._name_calls()
-        for raw, gradient in self._gradients():
-            name = canonical(raw)
+        for name, gradient in self._gradients():
             if name not in self._recorded and (names is None or name in names):
                 self._recorded.add(name)
                 self.recorder.put("grad", self._rename(name), gradient)
 
     def _name_calls(self) -> None:
         """Tells the journal which memory is whose gradient, or parameter."""
-        named = [*self.model.named_parameters(), *self.outside.items()]
-        own = [(f"gradient of {canonical(n)}", p.grad) for n, p in named]
-        own += [(f"parameter {canonical(n)}", p.detach()) for n, p in named]
+        named = self._parameters()
+        own = [(f"gradient of {n}", p.grad) for n, p in named]
+        own += [(f"parameter {n}", p.detach()) for n, p in named]
         self.recorder.journal.name_tensors((n, local_of(t)) for n, t in own if t is not None)
 
     def _gradients(self) -> list[tuple[str, torch.Tensor]]:
         """The gradients by name, as the optimizer reads them."""
-        named = [*self.model.named_parameters(), *self.outside.items()]
-        return [(name, reduced(p.grad)) for name, p in named if p.grad is not None]
+        return [(n, reduced(p.grad)) for n, p in self._parameters() if p.grad is not None]
 
     def _record_loss(self) -> None:
         if not self._losses:
@@ -477,8 +485,12 @@ class Hooks:
                     self.recorder.put("optimizer", whole, nothing, layout=place)
 
     def _record_parameters(self) -> None:
-        for raw, parameter in [*self.model.named_parameters(), *self.outside.items()]:
-            self.recorder.put("param", self._rename(canonical(raw)), parameter)
+        for name, parameter in self._parameters():
+            self.recorder.put("param", self._rename(name), parameter)
+
+    def _parameters(self) -> list[tuple[str, torch.Tensor]]:
+        """The model's parameters and those outside, by name."""
+        return [*named_parameters(self.model), *self.outside.items()]
 
     def _record_buffers(self) -> None:
         """What a step leaves in persistent buffers, such as running means."""

@@ -22,7 +22,7 @@ from ._failures import Failure, why_failed
 from ._mesh import Mesh, parse_mesh
 from ._processes import end_processes
 from ._seconds import Seconds
-from .errors import RecordError, RunError, UsageError
+from .errors import Divergence, RecordError, RunError, UsageError
 
 NUM_PERTURBED = 3
 _FIRST_SEED = 1000
@@ -329,6 +329,10 @@ class _Driver:
         is_there = manifest.exists() and json.loads(manifest.read_text()).get("run") == run
         has_errors = any(_errors_of(path).glob("*.txt"))
         if not is_there or codes is None or any(codes) or has_errors:
+            from ._auto import FINDING
+
+            for finding in sorted(_errors_of(path).glob(f"*{FINDING}")):
+                raise Divergence(finding.read_text().strip())
             failure = Failure(
                 errors=_errors_of(path),
                 logs=_logs_of(path),
@@ -414,7 +418,7 @@ def _mesh_of(options: JudgeOptions) -> Mesh:
 def _clear(path: Path) -> None:
     """Removes what an older start left: the bundle, its errors and its logs."""
     _bundle_of_ours(path)
-    for folder, names in ((_errors_of(path), r"rank\d+\.txt"), (_logs_of(path), _LOG_NAMES)):
+    for folder, names in ((_errors_of(path), r"rank\d+(\.finding)?\.txt"), (_logs_of(path), _LOG_NAMES)):
         if folder.exists():
             foreign = [p.name for p in folder.iterdir() if not re.fullmatch(names, p.name)]
             if foreign:

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from ._checks import outside_parameters, switch_dropout_off, unwrapped
+from ._checks import outside_parameters, switch_dropout_off
 from ._deepspeed import EngineHooks, is_engine, perturb_engine
 from ._hooks import Hooks
 from ._megatron import MegatronHooks, is_megatron_optimizer, perturb_megatron
 from ._mesh import MeshLike
+from ._names import unwrapped
 from ._options import Layout, Options, Rename, Transform
 from ._perturb import perturb as move_weights
 from ._pipeline import PipelineHooks, Stages, is_schedule

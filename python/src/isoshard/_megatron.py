@@ -18,8 +18,8 @@ import torch
 import torch.distributed as dist
 
 from ._calls import not_journaled
-from ._checks import unwrapped
 from ._hooks import Hooks
+from ._names import named_parameters, unwrapped
 from ._options import Layout
 from ._perturb import perturb
 from ._recorder import Recorder
@@ -230,7 +230,7 @@ class MegatronHooks(Hooks):
 
     def _trained(self) -> list[tuple[str, torch.nn.Parameter]]:
         """In the same order on all ranks."""
-        return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
+        return [(n, p) for n, p in named_parameters(self.model) if p.requires_grad]
 
     def _gradients(self) -> list[tuple[str, torch.Tensor]]:
         ranges: dict[int, Any] = {}

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ._names import named_parameters
 from ._safetensors import dtype_name
 
 #: Module name -> name of its distribution.
@@ -118,7 +119,7 @@ def training_settings(
 ) -> dict[str, Any]:
     """What decides the numbers and must be the same in both runs; never the world size."""
     settings: dict[str, Any] = {}
-    for parameter in model.parameters():
+    for _, parameter in named_parameters(model):
         if parameter.is_floating_point():
             settings["dtype"] = dtype_name(parameter.dtype, "a parameter")
             break

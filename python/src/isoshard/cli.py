@@ -13,7 +13,7 @@ from pathlib import Path
 
 from . import _convert, _program
 from ._judge import JudgeOptions, judge
-from .errors import BundleError, CheckpointError, IsoshardError, UsageError
+from .errors import BundleError, CheckpointError, Divergence, IsoshardError, UsageError
 
 _USAGE, _BAD_FILE, _INFRASTRUCTURE = 2, 3, 4
 #: Passed on to isoshard-judge as they are.
@@ -49,6 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if options.subcommand == "preflight":
             return _preflight(options)
         return judge(_judge_options(options, command))
+    except Divergence as error:
+        print(f"DIVERGES  {error}")
+        return error.exit_code
     except UsageError as error:
         print(f"isoshard: {error}", file=sys.stderr)
         return _USAGE
