@@ -470,7 +470,9 @@ class Hooks:
                 if not isinstance(value, torch.Tensor):
                     continue
                 whole = f"{self._rename(name)}.{key}"
-                number = local_of(value).double().reshape(1) if value.ndim == 0 else None
+                is_number = value.numel() == 1 and value.shape != parameter.shape
+                is_number |= value.ndim == 0
+                number = local_of(value).double().reshape(1) if is_number else None
                 kept = value if number is None else number
                 if is_shared_out(optimizer):
                     self.recorder.put("optimizer", whole, kept, layout=own_part(kept))

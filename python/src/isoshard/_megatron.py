@@ -353,14 +353,16 @@ def preset(module: torch.nn.Module) -> Callable[[str, str, torch.Tensor], Any]:
 
     Activations [s, b, ...] become [b, s, ...], because samples are dim 0 of a bundle's tensors. The
     halves of a gated linear_fc1 become linear_fc1.gate and linear_fc1.up: each rank has a piece of
-    each half, which is no piece of the whole. A fused linear_qkv is cut by groups of heads as they
-    lie, so it needs nothing.
+    each half, which is no piece of the whole. So do states of the optimizer that have the rows of
+    such a parameter; its number of steps has none. A fused linear_qkv is cut by groups of heads as
+    they lie, so it needs nothing.
     """
     config: Any = getattr(unwrapped(module), "config", None)
     is_gated = bool(getattr(config, "gated_linear_unit", False))
     is_sequence_cut = bool(getattr(config, "sequence_parallel", False)) and any(
         getattr(part, "reduce_scatter_embeddings", False) for part in module.modules()
     )
+    rows = {p.shape[:1] for n, p in named_parameters(module) if "linear_fc1" in n}
 
     def transform(kind: str, name: str, tensor: torch.Tensor) -> Any:
         is_activation = kind in ("activation", "activation_grad")
@@ -373,6 +375,7 @@ def preset(module: torch.nn.Module) -> Callable[[str, str, torch.Tensor], Any]:
             or not is_gated
             or kind == "data_id"
             or rest.partition(".")[0].startswith("layer_")
+            or (kind == "optimizer" and tensor.shape[:1] not in rows)
         ):
             return tensor
         dim = tensor.ndim - 1 if is_activation else 0
