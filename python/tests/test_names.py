@@ -150,5 +150,9 @@ def test_what_was_never_in_the_model_was_not_replaced() -> None:
     assert number(*others, nn.Parameter(torch.ones(3, 3))) == 0
     assert number(*others, *model.block.parameters(), unused) == 0
     assert number(*others, unused) == 1
+    model.block.zero_grad()  # as where the block is not called
+    assert number(*others, unused) == 0
+    model(torch.arange(6)).square().mean().backward()
+    assert number(*others, unused) == 1
     model.block.requires_grad_(False)
     assert number(*others, unused) == 0
