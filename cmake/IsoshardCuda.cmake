@@ -246,7 +246,7 @@ function(isoshard_carry_libraries target)
   add_test(NAME ${target}.libraries
     COMMAND bash ${PROJECT_SOURCE_DIR}/cmake/checks/check_gpu_program.sh $<TARGET_FILE:${target}>
       libtorch_cuda.so libc10_cuda.so)
-  set_tests_properties(${target}.libraries PROPERTIES LABELS "unit;structure" TIMEOUT 60)
+  set_tests_properties(${target}.libraries PROPERTIES LABELS "unit;structure" TIMEOUT 600)
 endfunction()
 
 # isoshard_gpu_test_program(): the program, made when all folders have said what is in it.

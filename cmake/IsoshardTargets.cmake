@@ -154,7 +154,7 @@ endfunction()
 #   One gtest program. Entries of ctest: NAME.Suite for each listed suite with labels after a colon,
 #   and NAME.in_process, which runs all others in one process (a process that loads LibTorch takes
 #   0.25 s). A parametrized suite Prefix/Suite is listed as Suite. An entry has LABELS, the labels
-#   after the colon, and a TIMEOUT (default 120 s). It fails when the program holds a suite that is
+#   after the colon, and a TIMEOUT (default 600 s). It fails when the program holds a suite that is
 #   not listed, or lacks one that is. `./isoshard test SUITE` finds it by its property
 #   ISOSHARD_SUITES (cmake/list_tests.cmake).
 #   Labels world2, world3, ... say which sizes the suite's worlds have (all of them but 1); the
@@ -175,7 +175,7 @@ function(isoshard_test name)
     return()
   endif()
   if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 120)
+    set(ARG_TIMEOUT 600)
   endif()
   _isoshard_add_test_program(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS})
@@ -219,7 +219,7 @@ endfunction()
 function(_isoshard_suites_check name)
   add_test(NAME ${name}.suites COMMAND ${CMAKE_COMMAND} -DPROGRAM=$<TARGET_FILE:${name}>
     "-DSUITES=${ARGN}" -P ${PROJECT_SOURCE_DIR}/cmake/checks/check_suites.cmake)
-  set_tests_properties(${name}.suites PROPERTIES LABELS "unit;structure" TIMEOUT 60)
+  set_tests_properties(${name}.suites PROPERTIES LABELS "unit;structure" TIMEOUT 600)
 endfunction()
 
 # The entry of ctest NAME.KIND for one of `shares` shares (GoogleTest's shards) of some suites of a
@@ -292,7 +292,7 @@ function(isoshard_mpi_test name)
     return()
   endif()
   if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 120)
+    set(ARG_TIMEOUT 600)
   endif()
   _isoshard_add_test_program(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE isoshard::mpi_testing ${ARG_DEPS})
@@ -335,7 +335,7 @@ function(isoshard_stand_in_test name)
     return()
   endif()
   if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 120)
+    set(ARG_TIMEOUT 600)
   endif()
   _isoshard_add_test_program(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE isoshard::stand_in_main isoshard::nccl_testing
