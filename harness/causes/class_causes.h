@@ -9,6 +9,9 @@
 
 namespace isoshard::detail {
 
+/// Ranks that hold a tensor in different dtypes, as where some of them enter autocast or cast their
+/// model and others do not.
+[[nodiscard]] std::string cause_mixed_dtypes(const Evidence& e);
 /// A parameter whose bytes are those of its record before, on every rank where it diverges.
 [[nodiscard]] std::string cause_not_updated(const Evidence& e);
 /// State of the optimizer whose bytes are those of the step before, where it diverges.

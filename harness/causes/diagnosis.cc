@@ -41,6 +41,7 @@ struct Pattern {
 
 /// In the order in which they are tried: what explains more, and fits by chance less, comes first.
 constexpr Pattern kPatterns[] = {
+    {kAny, Needs::kNothing, cause_mixed_dtypes},
     {kScalar, Needs::kRecord, cause_flag},
     {kParam | kOptimizer, Needs::kRecord, cause_not_skipped},
     {kParam, Needs::kRecord, cause_not_updated},

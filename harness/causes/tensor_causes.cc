@@ -7,11 +7,14 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <string_view>
 
 #include "harness/causes/class_causes.h"
 #include "harness/causes/run_causes.h"
 #include "harness/trace/parts.h"
+#include "harness/trace/stage.h"
 #include "harness/verdict/neighbours.h"
+#include "harness/verdict/parts/dtypes.h"
 
 namespace isoshard::detail {
 namespace {
@@ -344,6 +347,23 @@ std::string cause_in_rows(const Evidence& e) {
         "only the input side is present (rows of the ids in {}; {} other rows are 0)", ids->name,
         missing.size());
   return "";
+}
+
+std::string cause_mixed_dtypes(const Evidence& e) {
+  const std::optional<MixedDtypes> mixed = mixed_dtypes(e.held, e.wanted.dtype);
+  if (!mixed.has_value()) return "";
+  const bool are_floating =
+      is_floating(mixed->usual) && std::ranges::all_of(mixed->others, [](const auto& entry) {
+        return is_floating(entry.first);
+      });
+  const Stage stage = stage_of(e.wanted.key);
+  std::string_view guess;
+  if (are_floating && stage == Stage::kParametersRead) {
+    guess = " (was the model cast on some ranks only?)";
+  } else if (are_floating && (stage == Stage::kForward || stage == Stage::kActivationGrad)) {
+    guess = " (autocast on some ranks only?)";
+  }
+  return fmt::format("dtype differs between ranks: {}{}", mixed->words(), guess);
 }
 
 std::string cause_in_dtype(const Evidence& e) {

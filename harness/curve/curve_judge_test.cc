@@ -260,6 +260,19 @@ FSDP+DTensor (TP=2, DP=2):
 )");
 }
 
+TEST(CurveStatistics, SmallDifferencesAreNotShownAsZero) {
+  const std::string table = statistics_table(
+      std::vector<Curve>{curve_of("ddp", {2, 1}), curve_of("autotp", {2, 1 - 3e-8})});
+  const std::string equal =
+      statistics_table(std::vector<Curve>{curve_of("ddp", {2, 1}), curve_of("autotp", {2, 1})});
+
+  EXPECT_THAT(table,
+              AllOf(HasSubstr("Max abs diff:  3.00e-08\n"), HasSubstr("Mean abs diff: 1.50e-08\n"),
+                    HasSubstr("Final diff:    -3.00e-08\n")));
+  EXPECT_THAT(equal, AllOf(HasSubstr("Max abs diff:  0\n"), HasSubstr("Mean abs diff: 0\n"),
+                           HasSubstr("Final diff:    0\n")));
+}
+
 TEST(CurveStatistics, NanIsSeen) {
   const std::string table = statistics_table(
       std::vector<Curve>{curve_of("ddp", {2, 1}), curve_of("autotp", {2, kNotANumber})});

@@ -27,6 +27,12 @@ std::string own_numbers(const Curve& curve) {
       sum / static_cast<double>(curve.steps.size()));
 }
 
+/// As the published table has it, with six decimals, but for numbers that these would show as 0.
+std::string difference_in_words(double number) {
+  if (number == 0) return "0";
+  return std::fabs(number) < 1e-4 ? fmt::format("{:.2e}", number) : fmt::format("{:.6f}", number);
+}
+
 std::string differences(const Curve& baseline, const Curve& curve) {
   const std::size_t steps = std::min(baseline.steps.size(), curve.steps.size());
   double largest = 0, sum = 0, last = 0;
@@ -39,9 +45,10 @@ std::string differences(const Curve& baseline, const Curve& curve) {
   if (baseline.steps.size() != curve.steps.size())
     text += fmt::format("  (over the first {} steps: it has {}, the baseline {})\n", steps,
                         curve.steps.size(), baseline.steps.size());
-  return text + fmt::format(
-                    "  Max abs diff:  {:.6f}\n  Mean abs diff: {:.6f}\n  Final diff:    {:.6f}\n\n",
-                    largest, sum / static_cast<double>(steps), last);
+  return text + fmt::format("  Max abs diff:  {}\n  Mean abs diff: {}\n  Final diff:    {}\n\n",
+                            difference_in_words(largest),
+                            difference_in_words(sum / static_cast<double>(steps)),
+                            difference_in_words(last));
 }
 
 }  // namespace

@@ -195,6 +195,38 @@ TEST_F(Bundles, CanBeJudgedAgainstEachOther) {
   EXPECT_THAT(wrong.findings[0].diagnosis, HasSubstr("scale 3 = tp"));
 }
 
+TEST_F(Bundles, HoldEachRecordInOneDtype) {
+  const Trace mixed = run(
+      kDp2Tp3, nullptr,
+      [](Sink& sink, int rank) {
+        const at::Tensor x =
+            values({4, 6}, 1, at::kBFloat16).to(rank < 3 ? at::kBFloat16 : at::kFloat);
+        (void)sink.on_activation(
+            site(RecordKind::kActivation, "x",
+                 layout_of({4, 6}, {shard(Axis::kDp, 0), shard(Axis::kTp, 1)})),
+            x.narrow(0, rank / 3 * 2, 2).narrow(1, rank % 3 * 2, 2));
+      },
+      Keep::kEverything);
+  const Trace whole = run(
+      MeshShape(), nullptr,
+      [](Sink& sink, int) {
+        (void)sink.on_activation(site(RecordKind::kActivation, "x", layout_of({4, 6})),
+                                 values({4, 6}, 1, at::kBFloat16));
+      },
+      Keep::kEverything);
+  write_bundle(folder_ / "whole", whole, kWhole);
+  write_bundle(folder_ / "mixed", mixed, kWhole);
+
+  const Verdict verdict = compare_bundles(folder_ / "whole", folder_ / "mixed", {});
+
+  ASSERT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
+  EXPECT_EQ(verdict.findings.at(0).key.name, "x");
+  EXPECT_THAT(verdict.findings[0].ranks, testing::ElementsAre(3, 4, 5));
+  EXPECT_THAT(
+      [&] { (void)compare_bundles(folder_ / "mixed", folder_ / "mixed", {}); },
+      ThrowsMessage<FileError>(AllOf(HasSubstr("dtype bf16"), HasSubstr("[4, 6] and fp32"))));
+}
+
 TEST_F(Bundles, UseTheReferencesResponses) {
   write_bundle(folder_ / "reference",
                reference(body(true), [](int i) { return body(true, 1 + 1e-3 * i); }), kSettings);

@@ -345,7 +345,7 @@ void add_journals(JournalVerdict journals, Verdict& verdict) {
     verdict.collectives += (verdict.collectives.empty() ? "" : "; ") + journals.summary;
   if (journals.findings.empty()) return;
   const Finding& first = journals.findings.front();
-  const std::string words = fmt::format("{} on rank {}", first.what, fmt::join(first.ranks, ", "));
+  const std::string words = first.what + on_ranks(first.ranks, verdict.mesh);
   if (verdict.status == Status::kDiverges) {
     verdict.reason += "; " + words;
   } else {

@@ -29,6 +29,7 @@
 #include "harness/trace/steps/skipped.h"
 #include "harness/verdict/judged_share.h"
 #include "harness/verdict/neighbours.h"
+#include "harness/verdict/parts/dtypes.h"
 #include "harness/verdict/parts/summed.h"
 #include "harness/verdict/pooled.h"
 #include "harness/verdict/tensor_judge.h"
@@ -92,6 +93,10 @@ class Judge {
     require_optional();
     judge_own();
     sort_findings();
+    // as findings: a recorder may see the loss when backward is over
+    std::ranges::stable_sort(verdict_.tensors, {}, [](const TensorComparison& tensor) {
+      return std::pair(tensor.key.step, tensor.stage);
+    });
     note_taps();
     verdict_.weak = std::count_if(verdict_.tensors.begin(), verdict_.tensors.end(),
                                   [](const auto& t) { return !t.weakness.empty(); });
@@ -103,6 +108,10 @@ class Judge {
         });
     check_published();
     check_pools();
+    if (num_other_dtypes_ > 0)
+      verdict_.notes.push_back(
+          fmt::format("{} of {} tensors have another dtype than in the reference, first {}",
+                      num_other_dtypes_, verdict_.tensors.size(), first_other_dtype_));
     if (excused_.number > 0)
       verdict_.notes.push_back(
           detail::note_on_skipped(verdict_.compared, excused_.number, excused_.first));
@@ -266,6 +275,7 @@ class Judge {
           "a run from there on",
           stats.nan_reference, stats.inf_reference, stats.numel, describe(wanted.key));
     }
+    note_dtype(wanted, held);
     if (!result.not_judged.empty() && not_judged_.empty()) not_judged_ = result.not_judged;
     if (!result.findings.empty()) {
       const auto shared = std::make_shared<const TensorResult>(result);
@@ -279,13 +289,23 @@ class Judge {
     verdict_.tensors.push_back(std::move(result.comparison));
   }
 
+  /// What stands for a record that the reference has not has no dtype of its own.
+  void note_dtype(const Record& wanted, const std::vector<Held>& held) {
+    if (reference_.find(wanted.key) == nullptr) return;
+    const Held* const other = detail::with_other_dtype(held, wanted.dtype);
+    if (other == nullptr || num_other_dtypes_++ > 0) return;
+    first_other_dtype_ =
+        fmt::format("{}: {} on rank {}, {} in the reference", describe(wanted.key),
+                    name_of(other->record->dtype), other->rank->rank, name_of(wanted.dtype));
+  }
+
   /// Where the reference overflows another run may not, and the other way round; nothing is done
   /// with either. But all of the run's copies are of one tensor, whatever its numbers are.
   void excuse(const Record& wanted, const std::vector<Held>& held, TensorResult result) {
     ++verdict_.skipped;
     excused_.add(wanted.key);
     std::vector<Finding> findings = std::move(result.findings);
-    std::erase_if(findings, [](const Finding& finding) { return !detail::is_of_places(finding); });
+    std::erase_if(findings, [](const Finding& finding) { return !detail::is_of_form(finding); });
     if (auto finding = detail::differing_copies(wanted.key, actual_, held); finding.has_value())
       findings.push_back(std::move(*finding));
     if (wanted.key.step != parting_) {
@@ -329,7 +349,7 @@ class Judge {
     if (!options_.taps_may_differ || !not_judged_.empty()) return;
     std::vector<const Finding*> findings;
     for (const OrderedFinding& ordered : findings_) findings.push_back(&ordered.finding);
-    std::string note = detail::note_on_taps(reference_, verdict_.tensors, findings);
+    std::string note = detail::note_on_taps(reference_, actual_.mesh, verdict_.tensors, findings);
     if (note.empty()) return;
     verdict_.notes.push_back(std::move(note));
     findings_.clear();
@@ -384,12 +404,8 @@ class Judge {
 
   void conclude() {
     if (!verdict_.findings.empty()) {
-      const Finding& first = verdict_.findings.front();
       verdict_.status = Status::kDiverges;
-      verdict_.reason =
-          fmt::format("first {}{}{}", first.what,
-                      first.ranks.empty() ? "" : fmt::format(" on rank {}", first.ranks.front()),
-                      first.diagnosis.empty() ? "" : "; " + first.diagnosis);
+      verdict_.reason = words_of_first(verdict_.findings.front(), actual_.mesh);
       return;
     }
     if (verdict_.compared == 0 || !not_judged_.empty()) {
@@ -484,11 +500,13 @@ class Judge {
   detail::OptionalRecords optional_;
   detail::NonfiniteGradients nonfinite_;
   detail::UnseenErrors unseen_;
-  Counted excused_;        ///< gradients of skipped steps
-  Counted left_out_;       ///< gradients between micro-batches, beside others that were recorded
-  Counted summands_;       ///< of which nothing says what they add up to
-  std::int64_t sums_ = 0;  ///< of summands, where everything else must be equal
-  std::optional<int> parting_;  ///< the step in which the run becomes another training
+  Counted excused_;   ///< gradients of skipped steps
+  Counted left_out_;  ///< gradients between micro-batches, beside others that were recorded
+  Counted summands_;  ///< of which nothing says what they add up to
+  std::int64_t num_other_dtypes_ = 0;  ///< tensors with another dtype than the reference's
+  std::string first_other_dtype_;      ///< the first of them, and both dtypes
+  std::int64_t sums_ = 0;              ///< of summands, where everything else must be equal
+  std::optional<int> parting_;         ///< the step in which the run becomes another training
 };
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <map>
 #include <set>
 
+#include "core/mesh/mesh_words.h"
 #include "harness/trace/clipped.h"
 #include "harness/trace/collective_calls.h"
 #include "harness/trace/stage.h"
@@ -52,7 +53,8 @@ bool is_covered(const Reference& reference, const Compared& compared) {
 
 }  // namespace
 
-std::string note_on_taps(const Reference& reference, const std::vector<TensorComparison>& tensors,
+std::string note_on_taps(const Reference& reference, const MeshShape& mesh,
+                         const std::vector<TensorComparison>& tensors,
                          const std::vector<const Finding*>& findings) {
   Compared compared;
   for (const TensorComparison& t : tensors) compared[t.key] = &t;
@@ -82,7 +84,7 @@ std::string note_on_taps(const Reference& reference, const std::vector<TensorCom
       "{} activation gradient{} alone differ{}, first {}{}, and all {} gradients of parameters are "
       "right: they were recorded in front of a hook of the framework's own, or reach no parameter",
       findings.size(), findings.size() == 1 ? "" : "s", findings.size() == 1 ? "s" : "", first.what,
-      first.ranks.empty() ? "" : fmt::format(" on rank {}", first.ranks.front()), gradients.size());
+      on_ranks(first.ranks, mesh), gradients.size());
 }
 
 }  // namespace isoshard::detail

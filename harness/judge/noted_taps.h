@@ -26,7 +26,7 @@ namespace isoshard::detail {
 ///   they would show it.
 ///
 /// What it misses: a wrong gradient that reaches no parameter, such as one of the model's inputs.
-[[nodiscard]] std::string note_on_taps(const Reference& reference,
+[[nodiscard]] std::string note_on_taps(const Reference& reference, const MeshShape& mesh,
                                        const std::vector<TensorComparison>& tensors,
                                        const std::vector<const Finding*>& findings);
 

@@ -3,7 +3,6 @@
 #include "harness/judge/own_records.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <iterator>
@@ -15,6 +14,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/mesh/mesh_words.h"
 #include "harness/trace/collective_calls.h"
 #include "harness/trace/numbers.h"
 #include "harness/trace/parts.h"
@@ -157,9 +157,8 @@ class OwnJudge {
         if (found == earlier.end() || found->second != digests) return;
       }
     }
-    finding.diagnosis = fmt::format(
-        "parameters read in step {}: {} stale by 1 step on rank{} {}", finding.key.step, parameter,
-        finding.ranks.size() == 1 ? "" : "s", fmt::join(finding.ranks, ", "));
+    finding.diagnosis = fmt::format("parameters read in step {}: {} stale by 1 step on {}",
+                                    finding.key.step, parameter, ranks_in_words(finding.ranks));
   }
 
   /// By place, what ranks recorded of a parameter last in a step; before step 0, first in it.

@@ -69,7 +69,12 @@ Reference reference_of(SavedRun& trusted) {
           "ones; it can be no reference",
           found->first_rank, found->second_rank, describe(found->key)));
     }
-    trace = assembled(trace);
+    try {
+      trace = assembled(trace);
+    } catch (const MeshError& error) {
+      trusted.refuse(
+          fmt::format("the trusted run's parts must make whole tensors; {}", error.what()));
+    }
   }
   return Reference(std::move(trace));
 }

@@ -154,6 +154,12 @@ std::int64_t numel_of(const PartStats& part, bool flat) noexcept {
   return flat ? part.range.count : numel_of(part.box.size);
 }
 
+bool has_elements(const Record& record) noexcept {
+  const bool flat = is_flat(record.layout);
+  return std::ranges::any_of(record.parts,
+                             [flat](const PartStats& part) { return numel_of(part, flat) > 0; });
+}
+
 std::vector<PartStats> parts_of(const Record& record, const MeshShape& mesh, int rank) {
   std::vector<PartStats> parts;
   if (is_flat(record.layout)) {

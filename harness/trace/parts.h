@@ -16,6 +16,9 @@ class Comparer;
 /// How many elements the part holds; `flat` as the record's layout says.
 [[nodiscard]] std::int64_t numel_of(const PartStats& part, bool flat) noexcept;
 
+/// Whether the rank holds anything of the tensor: a shard may be empty.
+[[nodiscard]] bool has_elements(const Record& record) noexcept;
+
 /// The record's parts without statistics, as its layout cuts rank `rank` of `mesh`.
 ///
 /// Errors   MeshError, with the record's name, if the local tensor is not what the layout says or a

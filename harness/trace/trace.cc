@@ -3,12 +3,15 @@
 #include "harness/trace/trace.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 #include <map>
 #include <set>
 #include <tuple>
+#include <utility>
+#include <vector>
 
 #include "core/base/error.h"
 #include "harness/trace/numbers.h"
@@ -56,10 +59,14 @@ class Assembly {
   }
 
   void add(const RankTrace& rank, const Record& record) {
-    if (record.layout.global_shape != first_.layout.global_shape || record.dtype != first_.dtype) {
+    if (record.layout.global_shape != first_.layout.global_shape ||
+        (record.dtype != first_.dtype && numel_of(record.local_shape) > 0)) {
       throw MeshError(
-          fmt::format("{}: rank {} has another global shape or dtype than the first rank",
-                      describe(record.key), rank.rank));
+          fmt::format("{}: rank {} must have the global shape [{}] and the dtype {}, as the first "
+                      "rank has, got [{}] and {}",
+                      describe(record.key), rank.rank, fmt::join(first_.layout.global_shape, ", "),
+                      name_of(first_.dtype), fmt::join(record.layout.global_shape, ", "),
+                      name_of(record.dtype)));
     }
     const bool flat = is_flat(record.layout);
     HostTensor local;
@@ -151,15 +158,18 @@ HostTensor Trace::assemble(const RecordKey& key, double grad_scale) const {
     const Record* const record = rank.find(key);
     return record == nullptr || record->grad_scale == grad_scale;
   });
-  std::optional<Assembly> assembly;
+  std::vector<std::pair<const RankTrace*, const Record*>> held;
   for (const RankTrace& rank : ranks) {
-    const Record* record = rank.find(key);
-    if (record == nullptr) continue;
-    if (!assembly) assembly.emplace(mesh, *record, grad_scale, has_its_scale);
-    assembly->add(rank, *record);
+    if (const Record* const record = rank.find(key)) held.emplace_back(&rank, record);
   }
-  if (!assembly) throw VacuousError(fmt::format("no rank recorded {}", describe(key)));
-  return assembly->finish();
+  if (held.empty()) throw VacuousError(fmt::format("no rank recorded {}", describe(key)));
+  const auto first = std::ranges::find_if(held, [](const auto& entry) {
+    return numel_of(entry.second->local_shape) > 0;  // an empty shard may be of any dtype
+  });
+  Assembly assembly(mesh, first == held.end() ? *held.front().second : *first->second, grad_scale,
+                    has_its_scale);
+  for (const auto& [rank, record] : held) assembly.add(*rank, *record);
+  return assembly.finish();
 }
 
 }  // namespace isoshard

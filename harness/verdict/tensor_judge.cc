@@ -19,6 +19,7 @@
 #include "harness/trace/numbers.h"
 #include "harness/trace/parts.h"
 #include "harness/verdict/broken_steps.h"
+#include "harness/verdict/parts/dtypes.h"
 #include "harness/verdict/parts/first_bad_element.h"
 #include "harness/verdict/parts/summed.h"
 #include "harness/verdict/tensor_tolerance.h"
@@ -76,13 +77,16 @@ class TensorJudge {
       result_.comparison.within = false;
       return std::move(result_);
     }
+    const bool is_mixed = !has_one_dtype();
     if (is_partial(held_.front().record->layout)) {
+      if (is_mixed) return std::move(result_);
       assemble_partial();
       check_copies_of_summands();
     } else {
       collect_places();
       check_tiling();
-      check_copies();
+      // other dtypes have other bits, whatever the values are
+      if (!is_mixed) check_copies();
     }
     if (result_.not_judged.empty()) judge_error();
     return std::move(result_);
@@ -143,6 +147,18 @@ class TensorJudge {
       }
     }
     return true;
+  }
+
+  /// Ranks that hold one tensor must hold it in one dtype: what one of them rounds, the others
+  /// must round, too.
+  bool has_one_dtype() {
+    const std::optional<MixedDtypes> mixed = mixed_dtypes(held_, wanted_.dtype);
+    if (!mixed.has_value()) return true;
+    add_finding("ranks hold it in different dtypes",
+                fmt::format("{}; the reference has {}", mixed->words(), name_of(wanted_.dtype)),
+                mixed->odd_ranks(), result_.comparison.stage, true);
+    result_.comparison.within = false;
+    return false;
   }
 
   /// What a run's record of this tensor must declare as its gradient scale; none: what it likes.

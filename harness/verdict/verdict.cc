@@ -8,6 +8,8 @@
 #include <cctype>
 #include <cmath>
 
+#include "core/mesh/mesh_words.h"
+
 namespace isoshard {
 
 double AllowedRange::used_by(double value) const noexcept {
@@ -81,6 +83,11 @@ std::string_view name_of(Status status) noexcept {
       return "vacuous";
   }
   return "unknown";
+}
+
+std::string words_of_first(const Finding& first, const MeshShape& mesh) {
+  return fmt::format("first {}{}{}", first.what, on_ranks(first.ranks, mesh),
+                     first.diagnosis.empty() ? "" : "; " + first.diagnosis);
 }
 
 std::string words_of_verdict(const Verdict& verdict) {

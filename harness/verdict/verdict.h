@@ -141,7 +141,7 @@ struct Verdict {
   /// The system that the subject is a copy of, "DeepSpeed AutoTP"; empty: not said.
   std::string copy_of;
   MeshShape mesh;
-  std::vector<TensorComparison> tensors;  ///< in execution order
+  std::vector<TensorComparison> tensors;  ///< by step, stage and execution order
   /// Of 16-bit runs whose reference has redrawn runs; else empty.
   std::vector<PooledComparison> pools;
   /// "scale errors below 0.2 % in all gradients, 2.1 % in k_proj.bias": the smallest errors that
@@ -181,6 +181,10 @@ struct Verdict {
 /// "exact: equal to its declared arithmetic, which is within bounds", "exact: equal to its
 /// reference bit by bit", "within tolerance"; empty for a verdict that does not conform.
 [[nodiscard]] std::string_view words_of_strength(const Verdict& verdict) noexcept;
+
+/// Why a run diverges whose first finding this is: "first gradient of w (step 0): differs from the
+/// reference on ranks 0, 1; gradient of w: scale 2 = dp".
+[[nodiscard]] std::string words_of_first(const Finding& first, const MeshShape& mesh);
 
 /// How a verdict line begins: "CONFORMS (within tolerance)", "DIVERGES".
 [[nodiscard]] std::string words_of_verdict(const Verdict& verdict);

@@ -32,12 +32,6 @@ Finding finding_at(const RunDifference& where) {
   return finding;
 }
 
-std::string reason_of(const Finding& first) {
-  return fmt::format("first {}{}{}", first.what,
-                     first.ranks.empty() ? "" : fmt::format(" on rank {}", first.ranks.front()),
-                     first.diagnosis.empty() ? "" : "; " + first.diagnosis);
-}
-
 /// A cause without what it says of the forward pass, which holds within tolerances only.
 std::string without_forward_words(std::string diagnosis) {
   for (const std::string_view words : {"; forward right", "; forward exact"}) {
@@ -99,7 +93,7 @@ void diverge_in_bits(Verdict& verdict, const RunDifference& where) {
       "summand "
       "of an equal sum",
       where.describe());
-  std::string reason = reason_of(finding);
+  std::string reason = words_of_first(finding, verdict.mesh);
   diverge(verdict, std::move(finding), std::move(reason));
 }
 
@@ -113,7 +107,7 @@ Verdict with_cause_of(Verdict exact, const Verdict& within) {
   Finding& first = exact.findings.front();
   if (!first.diagnosis.empty()) return exact;
   first.diagnosis = without_forward_words(within.findings.front().diagnosis);
-  exact.reason = reason_of(first);
+  exact.reason = words_of_first(first, exact.mesh);
   return exact;
 }
 

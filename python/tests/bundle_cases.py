@@ -46,6 +46,12 @@ _MEGATRON = {
 }
 _SGD = ("AdamW", "SGD")
 _NARROW: tuple[Edit, ...] = (("50", "20"), ("16", "8"), ("32", "12"), (", 12), gen", ", 4), gen"))
+_AUTOCAST: Edit = (
+    "    nn.functional.cross_entropy(model(ids)",
+    '    with torch.autocast("cpu", torch.bfloat16, enabled=True):\n'
+    "        logits = model(ids)\n"
+    "    nn.functional.cross_entropy(logits.float()",
+)
 _FSDP2: tuple[Edit, ...] = (
     ("(20, 2, 40,", "(8, 2, 12,"),
     ("range(2)", "range(1)"),
@@ -77,6 +83,13 @@ CASES = {
             ),
         },
         edits=_NARROW,
+    ),
+    "ddp_autocast": Case(
+        "ddp.py",
+        "dp=2",
+        2,
+        {"autocast_on_one_rank": fault("enabled=True", "enabled=rank == 0", "")},
+        edits=(*_NARROW, _SGD, _AUTOCAST),
     ),
     "fsdp2": Case(
         "fsdp2.py",

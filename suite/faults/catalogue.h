@@ -21,7 +21,8 @@ void add_data_faults(Faults& faults);  ///< D: labels; I: samples
 void add_sequence_faults(Faults& faults);
 /// E: places of shards; H: values they are drawn from.
 void add_sharding_faults(Faults& faults);
-void add_step_faults(Faults& faults);    ///< G: tied weights; J: accumulation; K: optimizer
+/// G: tied weights; J: accumulation; K: precision, optimizer.
+void add_step_faults(Faults& faults);
 void add_zero_faults(Faults& faults);    ///< K, L: ZeRO's masters and shared buffers
 void add_vocab_faults(Faults& faults);   ///< A, D: a vocabulary that is split over tp
 void add_random_faults(Faults& faults);  ///< H: masks of dropout, recomputed layers

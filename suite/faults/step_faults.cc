@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Class G: tied weights; J: gradient accumulation; K: what the optimizer steps.
+/// Class G: tied weights; J: gradient accumulation; K: precision, what the optimizer steps.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 
@@ -145,11 +145,35 @@ Fault optimizer_holds_old_params() {
   return fault;
 }
 
+Fault autocast_on_some_ranks() {
+  Fault fault{.id = "autocast_on_some_ranks",
+              .fault_class = 'K',
+              .subjects = {"ddp", "autotp", "fsdp_tp", "megatron"}};
+  fault.summary =
+      "A cast was made on some ranks only: they held in bf16 what others held in fp32, and each "
+      "number was near its right value.";
+  fault.source = "SkyRL #1709, PR 1725; pytorch #143181; DeepSpeed #4726";
+  fault.smallest_case = [] {
+    Case item = fault_case("llama", "ddp", {.dp = 3});
+    item.settings.autocast = Dtype::kBFloat16;
+    return item;
+  };
+  // Ranks of one replica compute together, and would fail in their first collective.
+  fault.hooks.parts = [](TrainerParts& parts, Mesh& mesh, const Case&, const FaultProbe& probe) {
+    if (!parts.autocast.has_value() || mesh.coordinate(Axis::kDp) != 1) return;
+    parts.autocast.reset();
+    probe.fired();
+  };
+  fault.expected = {Stage::kForward, "model.layers.0.self_attn.q_proj", {1},
+                    "dtype differs between ranks: fp32 on rank 1, bf16 on ranks 0, 2"};
+  return fault;
+}
+
 }  // namespace
 
 void add_step_faults(Faults& faults) {
   for (Fault (*make)() : {tie_lost, grads_zeroed_each_micro_batch, last_micro_batch_not_averaged,
-                          optimizer_holds_old_params}) {
+                          autocast_on_some_ranks, optimizer_holds_old_params}) {
     faults.push_back(make());
   }
 }

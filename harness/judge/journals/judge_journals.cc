@@ -12,6 +12,7 @@
 #include <tuple>
 #include <utility>
 
+#include "core/mesh/mesh_words.h"
 #include "harness/judge/journals/align_calls.h"
 #include "harness/trace/judge_policy.h"
 
@@ -126,7 +127,7 @@ class JournalJudge {
     const RecordKey key{step, RecordKind::kScalar, fmt::format("calls.rank{}", ranks.front()), 0};
     if (matches_any(allowed_, key)) {
       result_.notes.push_back(
-          fmt::format("{} on rank {}, as --not-recorded allows", what, fmt::join(ranks, ", ")));
+          fmt::format("{} on {}, as --not-recorded allows", what, ranks_in_words(ranks)));
       return;
     }
     Finding finding;
@@ -305,7 +306,7 @@ class JournalJudge {
       add(step, ranks, words, evidence);
     }
     for (const auto& [what, ranks] : step_notes_)
-      result_.notes.push_back(fmt::format("{} on rank {}", what, fmt::join(ranks, ", ")));
+      result_.notes.push_back(fmt::format("{} on {}", what, ranks_in_words(ranks)));
   }
 
   void judge_steps_of(const Ranks& group, const Kind& kind, int rank,

@@ -82,8 +82,9 @@ Overflow overflow_of(const Trace& run, int step) {
 
 }  // namespace
 
-bool is_of_places(const Finding& finding) {
-  return finding.what.ends_with("parts do not tile the tensor");
+bool is_of_form(const Finding& finding) {
+  return finding.what.ends_with("parts do not tile the tensor") ||
+         finding.what.ends_with("ranks hold it in different dtypes");
 }
 
 std::optional<Finding> differing_copies(const RecordKey& key, const Trace& run,

@@ -12,8 +12,9 @@
 
 namespace isoshard::detail {
 
-/// Whether a finding says where a tensor's parts lie, and nothing of its numbers.
-[[nodiscard]] bool is_of_places(const Finding& finding);
+/// Whether a finding says where a tensor's parts lie or which dtypes they have, and nothing of its
+/// numbers.
+[[nodiscard]] bool is_of_form(const Finding& finding);
 
 /// The ranks whose copies of a part, or of a summand, are not those of most ranks. A NaN equals
 /// every NaN that was computed, and copies that equal the reference in value may differ in the

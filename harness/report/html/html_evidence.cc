@@ -11,6 +11,7 @@
 #include <set>
 #include <vector>
 
+#include "core/mesh/mesh_words.h"
 #include "harness/report/html/html_text.h"
 
 namespace isoshard::html {
@@ -79,23 +80,6 @@ std::string call_in_words(const json& run) {
 
 }  // namespace
 
-std::string ranges_in_words(const std::vector<int>& numbers) {
-  std::string words;
-  for (std::size_t i = 0; i < numbers.size();) {
-    std::size_t end = i + 1;
-    while (end < numbers.size() && numbers[end] == numbers[end - 1] + 1) ++end;
-    if (!words.empty()) words += ", ";
-    if (end - i > 2) {
-      words += fmt::format("{} to {}", numbers[i], numbers[end - 1]);
-    } else {
-      words += end - i == 2 ? fmt::format("{}, {}", numbers[i], numbers[i + 1])
-                            : fmt::format("{}", numbers[i]);
-    }
-    i = end;
-  }
-  return words;
-}
-
 std::string rank_in_words(const json& item, int rank) {
   std::string place;
   int rest = rank;
@@ -134,7 +118,7 @@ std::string by_rank_of(const json& item) {
   }
   if (shown.empty()) return "";
   std::string html = begin_table(
-      "Each rank's relative error around the first divergence, in the order of execution. Framed: "
+      "Each rank's relative error around the first divergence, in the order of a step. Framed: "
       "the first tensor that diverges; -: the rank holds nothing of it; not alone: only the sum "
       "over ranks can be compared");
   html += "<thead><tr><th scope=col class=name>tensor</th><th scope=col class=name>stage</th>";

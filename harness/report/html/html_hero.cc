@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/mesh/mesh_words.h"
 #include "harness/report/html/html_evidence.h"
 #include "harness/report/html/html_text.h"
 
@@ -80,10 +81,8 @@ std::string where_of(const json& item, const json& finding, const std::string& a
   const json& ranks = list_of(finding, "ranks");
   if (!ranks.empty() && ranks[0].is_number_integer())
     words += fmt::format("; first on {}", rank_in_words(item, ranks[0].get<int>()));
-  if (off.size() > 1) words += fmt::format("; wrong on ranks {}", ranges_in_words(off));
-  if (!right.empty())
-    words +=
-        fmt::format("; right on rank{} {}", right.size() > 1 ? "s" : "", ranges_in_words(right));
+  if (off.size() > 1) words += "; wrong on " + ranks_in_words(off);
+  if (!right.empty()) words += "; right on " + ranks_in_words(right);
   const std::string subject = text_of(item, "subject"), copied = text_of(item, "copy_of");
   if (!subject.empty())
     words += fmt::format(". Judged was {}{}", subject,
@@ -116,8 +115,10 @@ std::string_view advice_of(const std::string& stage) {
 }
 
 /// Words of a cause, and what they mean to somebody who does not know them.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 5> kMeanings = {
-    {{"rank-local",
+constexpr std::array<std::pair<std::string_view, std::string_view>, 6> kMeanings = {
+    {{"dtype differs between ranks",
+      "Some ranks round what others do not: a cast or autocast depends on the rank"},
+     {"rank-local",
       "Each rank has its own addend of a sum that was never made: a reduction over "
       "these ranks is missing"},
      {"scale", "It is a multiple of the right value: a factor is missing, or is there twice"},

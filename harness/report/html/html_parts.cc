@@ -123,7 +123,7 @@ std::string neighbors_of(const json& item) {
        tensor != tensors.end() && tensor - found <= kEachSide; ++tensor) {
     near.push_back(&*tensor);
   }
-  return table_of(near, &*found, "Around the first divergence, in the order of execution");
+  return table_of(near, &*found, "Around the first divergence, in the order of a step");
 }
 
 std::string map_of(const json& item) {
@@ -189,6 +189,7 @@ std::string growth_of(const json& item) {
   constexpr double kWidth = 900, kHeight = 220, kLeft = 70, kTop = 12, kBottom = 34;
   std::vector<Point> points;
   double least = 1, most = 1e-300;
+  bool has_zero = false;
   for (const json& tensor : list_of(item, "tensors")) {
     if (text_of(tensor, "kind") != "activation" || number_of(tensor, "step") != 0) continue;
     const bool has_nan = number_of(tensor, "nonfinite_mismatch") > 0;  // drawn at the top
@@ -196,6 +197,7 @@ std::string growth_of(const json& item) {
         has_nan ? std::numeric_limits<double>::infinity() : number_of(tensor, "relative_error"),
         number_of(tensor, "allowed_relative_error"), tensor.value("within", false)};
     points.push_back(point);
+    has_zero = has_zero || point.error == 0;
     for (const double value : {point.error, point.allowed}) {
       if (!(value > 0) || !std::isfinite(value)) continue;
       least = std::min(least, value);
@@ -204,10 +206,11 @@ std::string growth_of(const json& item) {
   }
   if (points.size() < 2 || !(most > least)) return "";
   const double low = std::floor(std::log10(least)), high = std::ceil(std::log10(most));
+  const double bottom = has_zero ? low - 1 : low;  // no power of ten is 0: it has a line of its own
   const double step = (kWidth - kLeft - 10) / static_cast<double>(points.size() - 1);
   const auto y_of = [&](double value) {
     if (std::isinf(value)) return kTop;
-    const double part = value > 0 ? (std::log10(value) - low) / (high - low) : 0;
+    const double part = value > 0 ? (std::log10(value) - bottom) / (high - bottom) : 0;
     return kHeight - kBottom - std::clamp(part, 0.0, 1.0) * (kHeight - kBottom - kTop);
   };
   std::string allowed, errors, wrong;
@@ -225,13 +228,16 @@ std::string growth_of(const json& item) {
       "height=\"{1}\" role=img aria-label=\"Relative error of {2} activations in the order of the "
       "forward pass; the map above has the numbers\">",
       kWidth, kHeight, points.size());
-  for (double power = low; power <= high; power += std::max(1.0, std::floor((high - low) / 4))) {
-    const double y = y_of(std::pow(10, power));
+  const auto add_line = [&](double value, const std::string& label) {
+    const double y = y_of(value);
     html += fmt::format(
         "<line x1=\"{0}\" x2=\"{1}\" y1=\"{2:.1f}\" y2=\"{2:.1f}\" stroke=\"currentColor\" "
-        "opacity=\".2\"/><text x=\"8\" y=\"{3:.1f}\">1e{4:.0f}</text>",
-        kLeft, kWidth - 10, y, y + 4, power);
-  }
+        "opacity=\".2\"/><text x=\"8\" y=\"{3:.1f}\">{4}</text>",
+        kLeft, kWidth - 10, y, y + 4, label);
+  };
+  if (has_zero) add_line(0, "0");
+  for (double power = low; power <= high; power += std::max(1.0, std::floor((high - low) / 4)))
+    add_line(std::pow(10, power), fmt::format("1e{:.0f}", power));
   html += fmt::format(
       "<polyline points=\"{}\" fill=\"none\" stroke=\"currentColor\" stroke-dasharray=\"5 4\" "
       "opacity=\".6\"/><polyline points=\"{}\" fill=\"none\" stroke=\"#0969da\" "

@@ -139,6 +139,31 @@ TEST(HtmlReport, ShowsTheTensorsBeforeAndAfterTheFirstDivergence) {
   EXPECT_GT(rows.find("model.layers.0.mlp.down_proj.weight"), rows.find("<tr class=here>"));
 }
 
+/// Where the chart of the errors has its label `text`, and where its line of errors begins.
+double y_of_label(const std::string& page, const std::string& text) {
+  const std::size_t label = page.find(">" + text + "</text>");
+  if (label == page.npos) return -1;
+  const std::size_t y = page.rfind("y=\"", label) + 3;
+  return std::stod(page.substr(y)) - 4;  // a label stands below its line
+}
+double first_error_y(const std::string& page) {
+  const std::size_t errors = page.rfind("<polyline points=\"");
+  return std::stod(page.substr(page.find(',', errors) + 1));
+}
+
+TEST(HtmlReport, DrawsAnErrorOfZeroOnALineOfItsOwn) {
+  json report = a_report();
+  const std::string page = html_of(report);
+  report["cases"][0]["tensors"][0]["relative_error"] = 1e-4;
+  const std::string without = html_of(report);
+
+  EXPECT_NE(y_of_label(page, "0"), -1);
+  EXPECT_EQ(first_error_y(page), y_of_label(page, "0"));
+  EXPECT_GT(first_error_y(page), y_of_label(page, "1e-4"));
+  EXPECT_EQ(y_of_label(without, "0"), -1);
+  EXPECT_EQ(first_error_y(without), y_of_label(without, "1e-4"));
+}
+
 TEST(HtmlReport, LetsNothingOfAReportBecomeMarkup) {
   json report = a_report();
   const std::string evil = "<script>alert(\"1\")</script>&\x01";

@@ -69,7 +69,7 @@ std::string missed_features(const std::vector<ReportFeature>& features) {
   const std::size_t count = missed.size();
   missed.resize(std::min(count, kMostNames));
   return fmt::format(
-      "Would miss what is wrong with the {} of {} features that no case exercises: {}{} (verify "
+      "{} of {} features were not exercised, so their bugs would not be found: {}{} (verify "
       "--coverage lists them; --preset thorough has all)\n",
       count, features.size(), fmt::join(missed, ", "), count > kMostNames ? ", ..." : "");
 }

@@ -32,13 +32,6 @@ Stride stride_of(std::span<const AxisDegree> axes, Axis axis) noexcept {
 
 }  // namespace
 
-std::string words_of(std::span<const AxisDegree> axes, std::string_view without_axes) {
-  std::string text;
-  for (const AxisDegree& axis : axes)
-    text += fmt::format("{}{} {}", text.empty() ? "" : " x ", name_of(axis.axis), axis.degree);
-  return text.empty() ? std::string(without_axes) : text;
-}
-
 MeshShape::MeshShape(std::vector<AxisDegree> axes) : axes_(std::move(axes)) {
   std::int64_t world_size = 1;
   for (auto it = axes_.begin(); it != axes_.end(); ++it) {
