@@ -3,14 +3,11 @@
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 #include <string>
-#include <vector>
 
 namespace isoshard::html {
 
-/// "rank 3 (dp 1, tp 1)" of a case with a mesh.
+/// As parts::rank_in_words, for HTML.
 [[nodiscard]] std::string rank_in_words(const nlohmann::json& item, int rank);
-/// "0, 1, 4 to 7" of numbers that ascend.
-[[nodiscard]] std::string ranges_in_words(const std::vector<int>& numbers);
 
 /// Rows: the first divergent tensor and its neighbors; columns: ranks; cells: each rank's error.
 [[nodiscard]] std::string by_rank_of(const nlohmann::json& item);
