@@ -117,7 +117,7 @@ int run_one(const ProgramWords& program, const Command& command,
   } else if (parsed.get<bool>("print-config")) {
     print(render_config(table, parsed));
   } else {
-    if (command.judges) set_detail(detail_of(parsed));
+    if (command.judges) set_output_detail(detail_of(parsed));
     const int code = run_on_stable_inputs(command, parsed);
     if (code != kExitConforms || command.judges) return with_output_told(program, code);
   }

@@ -197,11 +197,11 @@ TEST(Columns, HoldHelpToo) {
 TEST(Detail, IsQuietOrVerboseAndNotBoth) {
   const std::array commands = {a_command("verify", "judge")};
   EXPECT_EQ(run_command_line(kProgram, commands, {"verify", "--quiet"}), 0);
-  EXPECT_EQ(detail(), Detail::kSummary);
+  EXPECT_EQ(output_detail(), Detail::kSummary);
   EXPECT_EQ(run_command_line(kProgram, commands, {"verify", "--verbose"}), 0);
-  EXPECT_EQ(detail(), Detail::kFull);
+  EXPECT_EQ(output_detail(), Detail::kFull);
   EXPECT_EQ(run_command_line(kProgram, commands, {"verify"}), 0);
-  EXPECT_EQ(detail(), Detail::kBrief);
+  EXPECT_EQ(output_detail(), Detail::kBrief);
   EXPECT_EQ(run_command_line(kProgram, commands, {"verify", "--quiet", "--verbose"}), 2);
 }
 

@@ -91,11 +91,11 @@ std::string printed_errors() {
   return errors();
 }
 
-void set_detail(Detail detail) noexcept {
+void set_output_detail(Detail detail) noexcept {
   detail_now = detail;
 }
 
-Detail detail() noexcept {
+Detail output_detail() noexcept {
   return detail_now;
 }
 
@@ -134,7 +134,7 @@ void require_printed() {
 
 TextOptions terminal_options() {
   TextOptions options;
-  options.detail = detail();
+  options.detail = output_detail();
   options.verdict.color = has_colors();
   options.verdict.columns = terminal_columns();
   options.verdict.all_tensors = options.detail == Detail::kFull;

@@ -36,10 +36,10 @@ void print_nothing() noexcept;
 [[nodiscard]] std::string printed_errors();
 
 /// --quiet and --verbose: how much this program tells. With --quiet there is no progress either.
-void set_detail(Detail detail) noexcept;
-[[nodiscard]] Detail detail() noexcept;
+void set_output_detail(Detail detail) noexcept;
+[[nodiscard]] Detail output_detail() noexcept;
 [[nodiscard]] inline bool is_quiet() noexcept {
-  return detail() == Detail::kSummary;
+  return output_detail() == Detail::kSummary;
 }
 
 /// The word that started this program, as a shell would find it from this folder.
