@@ -15,6 +15,7 @@
 #include "harness/cli/output_folder.h"
 #include "harness/cli/progress.h"
 #include "harness/cli/provenance.h"
+#include "harness/cli/report_printer.h"
 #include "harness/verdict/exit_code.h"
 #include "harness/world/machine.h"
 #include "suite/bench/bench_json.h"
@@ -117,7 +118,12 @@ int BenchOutput::finish(const std::string& name, const std::string& status, int 
 }
 
 int BenchOutput::finish_at_gate(const std::string& name, const GateResult& gate) {
-  conclude(gate.text);
+  Report report = gate.report;
+  report.provenance = provenance_of(options_);
+  ReportPrinter printer(1);
+  for (const ReportCase& item : report.cases) printer.add(item);
+  printer.finish(report);
+  text_ += text_of(report);
   return finish(name, "does not conform", gate.exit_code);
 }
 

@@ -12,7 +12,6 @@
 
 #include "app/commands.h"
 #include "app/options/attach_options.h"
-#include "app/report_printer.h"
 #include "core/base/atomic_file.h"
 #include "core/base/error.h"
 #include "harness/cli/output.h"
@@ -20,6 +19,7 @@
 #include "harness/cli/progress.h"
 #include "harness/cli/provenance.h"
 #include "harness/cli/report_file.h"
+#include "harness/cli/report_printer.h"
 #include "harness/report/formats/earlier_reports.h"
 #include "harness/report/formats/report_formats.h"
 #include "harness/world/interrupt.h"

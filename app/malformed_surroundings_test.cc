@@ -170,7 +170,7 @@ TEST(MalformedEnvironment, OfOtherSystemsIsRecordedAndChangesNothing) {
 
   EXPECT_EQ(expected.exit_code, kConforms) << expected.error;
   EXPECT_EQ(result.exit_code, kConforms) << result.error;
-  EXPECT_EQ(result.output, expected.output);
+  EXPECT_EQ(content_of(folder / "poisoned/report.txt"), content_of(folder / "plain/report.txt"));
   const auto report = nlohmann::json::parse(content_of(folder / "poisoned/report.json"));
   for (const auto& [name, value] : poison) {
     const std::string recorded = report.at("environment").at(name);

@@ -48,7 +48,7 @@ constexpr const char* kExitCodes =
 
 /// Name and text in two columns.
 void print_in_columns(const std::string& name, const std::string& text) {
-  print("{}", hanging(fmt::format("  {:<10} ", name), text));
+  print("{}", hanging(fmt::format("  {:<10} ", name), text, terminal_columns(kLineWidth)));
 }
 
 void print_overview(const ProgramWords& program, std::span<const Command> commands) {
@@ -67,9 +67,10 @@ void print_overview(const ProgramWords& program, std::span<const Command> comman
 }
 
 void print_help(const ProgramWords& program, const Command& command, const OptionTable& table) {
-  print("{}\n{}\n{}\nexamples\n{}\n{}", hanging("", command.summary),
-        hanging("", fmt::format("usage: {} {}", program.name, command.usage)), help_text(table),
-        examples_in_columns(command.examples), kExitCodes);
+  const std::size_t width = terminal_columns(kLineWidth);
+  print("{}\n{}\n{}\nexamples\n{}\n{}", hanging("", command.summary, width),
+        hanging("", fmt::format("usage: {} {}", program.name, command.usage), width),
+        help_text(table, width), examples_in_columns(command.examples), kExitCodes);
 }
 
 // An input that was changed meanwhile explains whatever else was found.
@@ -96,6 +97,13 @@ int with_output_told(const ProgramWords& program, int code) {
   return code;
 }
 
+Detail detail_of(const ParsedOptions& parsed) {
+  const bool is_quiet = parsed.get<bool>("quiet"), is_verbose = parsed.get<bool>("verbose");
+  if (is_quiet && is_verbose) throw UsageError("--quiet and --verbose: give only one of them");
+  if (is_quiet) return Detail::kSummary;
+  return is_verbose ? Detail::kFull : Detail::kBrief;
+}
+
 int run_one(const ProgramWords& program, const Command& command,
             const std::vector<std::string>& arguments) {
   const OptionTable table = options_of(command);
@@ -109,7 +117,7 @@ int run_one(const ProgramWords& program, const Command& command,
   } else if (parsed.get<bool>("print-config")) {
     print(render_config(table, parsed));
   } else {
-    if (command.judges) set_quiet(parsed.get<bool>("quiet"));
+    if (command.judges) set_output_detail(detail_of(parsed));
     const int code = run_on_stable_inputs(command, parsed);
     if (code != kExitConforms || command.judges) return with_output_told(program, code);
   }
@@ -147,9 +155,11 @@ OptionTable options_of(const Command& command) {
   add("help,h", po::bool_switch(), "show this help");
   add("config", po::value<std::string>(), "read options from a JSON file {\"tp\": 2, ...}");
   add("print-config", po::bool_switch(), "show the value and origin of every option, and exit");
-  if (command.judges)
-    add("quiet,q", po::bool_switch(),
-        "print what is wrong and the closing line only, and no progress");
+  if (command.judges) {
+    add("quiet,q", po::bool_switch(), "print the last line only, and no progress");
+    add("verbose", po::bool_switch(),
+        "print everything: every tensor, tables, what a verdict would have missed");
+  }
   command.declare(table);
   return table;
 }
@@ -195,7 +205,8 @@ int run_command_line(std::span<const Command> commands, const std::vector<std::s
                      std::map<std::string, std::string> versions) {
   ProgramWords isoshard{
       "isoshard",
-      "isoshard proves that a parallel training implementation computes what one process computes.",
+      "isoshard checks whether a parallel training implementation computes what one process "
+      "computes.",
       "build everything and run all tests", "verify --preset small"};
   isoshard.versions = std::move(versions);
   return run_command_line(isoshard, commands, arguments);

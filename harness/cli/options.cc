@@ -320,15 +320,16 @@ options_in_groups(const OptionTable& table) {
   return groups;
 }
 
-std::string help_text(const OptionTable& table) {
-  const unsigned width = table.options.get_option_column_width();
+std::string help_text(const OptionTable& table, std::size_t width) {
+  const auto columns = static_cast<unsigned>(width);
+  const unsigned names = std::min(table.options.get_option_column_width(), columns / 2);
   std::string text;
   for (const auto& [heading, options] : options_in_groups(table)) {
-    po::options_description group(heading);
+    po::options_description group(heading, columns, columns / 2);
     for (const auto& option : options)
       group.add(boost::const_pointer_cast<po::option_description>(option));
     std::ostringstream stream;
-    group.print(stream, width);
+    group.print(stream, names);
     text += (text.empty() ? "" : "\n") + stream.str();
   }
   return text;

@@ -5,6 +5,7 @@
 #include <boost/program_options/options_description.hpp>
 #include <boost/program_options/positional_options.hpp>
 #include <boost/program_options/variables_map.hpp>
+#include <cstddef>
 #include <functional>
 #include <map>
 #include <string>
@@ -54,7 +55,7 @@ class OptionGroup {
 
 /// The options of --help, a heading before each group, names and texts in columns of equal width.
 /// The group "general" comes last.
-[[nodiscard]] std::string help_text(const OptionTable& table);
+[[nodiscard]] std::string help_text(const OptionTable& table, std::size_t width = 80);
 
 /// The options under each heading, in the order of --help.
 [[nodiscard]] std::vector<std::pair<

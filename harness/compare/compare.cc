@@ -13,6 +13,7 @@
 #include "core/base/error.h"
 #include "core/base/mapped_file.h"
 #include "harness/compare/dumped_runs.h"
+#include "harness/report/summary.h"
 #include "harness/world/machine.h"
 
 namespace isoshard {
@@ -162,6 +163,7 @@ Report compare(const ComparePlan& plan, const CompareObserver& observer) {
       throw UsageError("--require is about bundles: a loss curve alone is never exact evidence");
     const ReportCurve& added = report.add(compare_curves(plan));
     if (observer.on_curve) observer.on_curve(added);
+    report.summary = summary_of(report, "curve");
     return report;
   }
   BundleRules rules = plan.rules;
@@ -169,7 +171,6 @@ Report compare(const ComparePlan& plan, const CompareObserver& observer) {
       plan.allows_different_settings ? DifferentSettings::kAllowed : DifferentSettings::kRefused;
   const DumpedRuns runs = runs_of(plan);
   const std::vector<DumpedPair>& pairs = runs.pairs;
-  report.summary = words_of(runs.not_judged);
   for (const DumpedPair& pair : pairs) {
     ReportCase item{.name = pair.actual.filename().string()};
     try {
@@ -184,6 +185,9 @@ Report compare(const ComparePlan& plan, const CompareObserver& observer) {
     const ReportCase& added = report.add(std::move(item));
     if (observer.on_case) observer.on_case(added);
   }
+  report.summary = summary_of(report);
+  if (const std::string words = words_of(runs.not_judged); !words.empty())
+    report.summary += "; " + words;
   return report;
 }
 

@@ -17,7 +17,8 @@ pytestmark = pytest.mark.usefixtures("judge_program")
 
 def judge(script: Path, ranks: int, *words: str, options: tuple[str, ...] = ()) -> tuple[int, str]:
     torchrun = str(Path(sys.executable).parent / "torchrun")
-    command = [sys.executable, "-m", "isoshard", "judge", *options, "--", torchrun]
+    detail = () if "--quiet" in options else ("--verbose",)
+    command = [sys.executable, "-m", "isoshard", "judge", *detail, *options, "--", torchrun]
     command += ["--nproc-per-node", str(ranks), str(script), *words]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     result = subprocess.run(

@@ -113,7 +113,8 @@ def test_the_judge_takes_what_is_right_and_finds_what_is_wrong(tmp_path: Path) -
     train(tmp_path / "wrong", scale=1.001)
 
     assert _program.call(["compare", str(path), str(tmp_path / "right")], capture=True)[0] == 0
-    code, text = _program.call(["compare", str(path), str(tmp_path / "wrong")], capture=True)
+    words = ["compare", str(path), str(tmp_path / "wrong"), "--verbose"]
+    code, text = _program.call(words, capture=True)
     assert code == 1
     assert "first gradient of up.weight (step 0)" in text
 
@@ -261,7 +262,7 @@ def test_buffers_are_recorded_and_judged(tmp_path: Path) -> None:
     assert {"optimizer/mean.buffer/0", "optimizer/count.buffer/0"} <= found
     assert "optimizer/temporary.buffer/0" not in found
     respond(tmp_path / "ref", [tmp_path / f"p{i}" for i in range(3)])
-    words = ["compare", str(tmp_path / "ref")]
+    words = ["compare", "--verbose", str(tmp_path / "ref")]
     assert _program.call([*words, str(tmp_path / "right")], capture=True)[0] == 0
     code, text = _program.call([*words, str(tmp_path / "wrong")], capture=True)
     assert code == 1
@@ -283,7 +284,7 @@ def test_parameters_beside_the_model_are_recorded_and_judged(tmp_path: Path) -> 
         train_any(tmp_path / name, Mlp(), [scale], perturb=seed)
     assert {"param/outside.0/0", "param/outside.0/1", "grad/outside.0/0"} <= keys(tmp_path / "ref")
     respond(tmp_path / "ref", [tmp_path / f"p{i}" for i in range(3)])
-    words = ["compare", str(tmp_path / "ref")]
+    words = ["compare", "--verbose", str(tmp_path / "ref")]
     assert _program.call([*words, str(tmp_path / "right")], capture=True)[0] == 0
     code, text = _program.call([*words, str(tmp_path / "wrong")], capture=True)
     assert code == 1

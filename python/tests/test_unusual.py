@@ -51,7 +51,7 @@ def judged(folder: Path, build: Callable[[], nn.Module], make: MakeOptimizer) ->
         torch.manual_seed(0)
         train(folder / name, build(), make, perturb=seed)
     respond(folder / "ref", [folder / f"p{i}" for i in range(3)])
-    words = ["compare", str(folder / "ref"), str(folder / "run")]
+    words = ["compare", "--verbose", str(folder / "ref"), str(folder / "run")]
     return _program.call(words, capture=True)
 
 
@@ -220,7 +220,7 @@ def test_complex_parameters_are_judged_by_their_parts(tmp_path: Path) -> None:
 
     torch.manual_seed(0)
     train(tmp_path / "run", Wrong(), make)
-    words = ["compare", str(tmp_path / "ref"), str(tmp_path / "run")]
+    words = ["compare", "--verbose", str(tmp_path / "ref"), str(tmp_path / "run")]
     code, text = _program.call(words, capture=True)
     assert code == 1
     assert "first gradient of weight" in text

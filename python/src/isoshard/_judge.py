@@ -372,6 +372,9 @@ class _Driver:
                     arguments += [flag, str(value)]
             if options.verbose:
                 arguments.append("--verbose")
+            if options.quiet:
+                arguments.append("--quiet")
+            arguments += ["--seconds-before", f"{self.seconds.total():.3f}"]
             if options.output_dir is not None:
                 arguments += ["--output-dir", str(self.folder / "report")]
             if options.report is not None:
@@ -379,7 +382,8 @@ class _Driver:
             if options.made_by:
                 arguments += ["--made-by", json.dumps(options.made_by)]
             code, _ = _verdict.compare(arguments, reference, run)
-        self._say(str(self.seconds))
+        if options.verbose:
+            self._say(str(self.seconds))
         return code
 
     def _say(self, text: str) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,6 +15,8 @@ from .errors import RunError, UsageError
 NAME = "isoshard-judge"
 VARIABLE = "ISOSHARD_JUDGE"
 _TRAINER_VARIABLE = "ISOSHARD_PROGRAM"
+_LAUNCHER = "ISOSHARD_LAUNCHER"  # names the script that started this program, if one did
+_ONE_LINE = 100_000  # columns
 
 
 def find() -> Path:
@@ -48,12 +51,27 @@ def find_trainer() -> Path:
     return path
 
 
-def call(arguments: Sequence[str], *, capture: bool = False) -> tuple[int, str]:
-    """Runs the program; returns its exit code and, if captured, its output."""
+def started_as() -> list[str]:
+    """The words that start this program again from this folder."""
+    launcher = os.environ.pop(_LAUNCHER, None)  # it is no setting of what runs below
+    if launcher:
+        return [launcher]
+    name = Path(sys.argv[0]).name
+    if name == "__main__.py":
+        is_python = shutil.which("python") == sys.executable
+        return ["python" if is_python else sys.executable, "-m", "isoshard"]
+    return [name if shutil.which(name) == os.path.abspath(sys.argv[0]) else sys.argv[0]]
+
+
+def call(
+    arguments: Sequence[str], *, capture: bool = False, columns: int = _ONE_LINE
+) -> tuple[int, str]:
+    """Runs the program; returns its exit code and, if captured, its output in lines so long."""
     command = [str(find()), *arguments]
     if not capture:
         return subprocess.run(command, check=False).returncode, ""
-    result = subprocess.run(command, check=False, capture_output=True, text=True)
+    environment = {**os.environ, "COLUMNS": str(columns)}
+    result = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
     return result.returncode, result.stdout + result.stderr
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import sys
 import tempfile
@@ -107,7 +108,9 @@ def _compare(words: list[str]) -> int:
         except (BundleError, OSError) as error:
             print(f"isoshard: {error}", file=sys.stderr)
             return _program.call(words)[0] or _BAD_FILE
-        return _verdict.compare([words[1], str(run), *words[3:]], bundles[0], run)[0]
+        made_by = json.dumps([*_program.started_as(), *words])
+        arguments = [words[1], str(run), *words[3:], "--made-by", made_by]
+        return _verdict.compare(arguments, bundles[0], run)[0]
 
 
 def _judge_options(options: argparse.Namespace, command: list[str]) -> JudgeOptions:
@@ -120,7 +123,7 @@ def _judge_options(options: argparse.Namespace, command: list[str]) -> JudgeOpti
         reference_command=options.reference_command,
         output_dir=options.output_dir,
         report=options.report.absolute() if options.report else None,
-        made_by=["isoshard", *sys.argv[1:]],
+        made_by=[*_program.started_as(), *sys.argv[1:]],
         execute=options.exec,
         run_to_end=options.run_to_end,
         no_dropout=options.no_dropout,
@@ -238,8 +241,8 @@ def _add_judge_options(parser: argparse.ArgumentParser) -> None:
     add("--no-activations", action="store_true", help="record no activations")
     add("--timeout", type=float, default=1800.0, help="seconds for one run")
     add("--jobs", type=int, default=0, help="runs of one process at a time")
-    add("--verbose", action="store_true", help="show every tensor")
-    add("--quiet", action="store_true", help="print the verdict only")
+    add("--verbose", action="store_true", help="print everything, every tensor too")
+    add("--quiet", action="store_true", help="print the last line only")
 
 
 if __name__ == "__main__":
