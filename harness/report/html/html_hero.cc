@@ -85,9 +85,8 @@ std::string where_of(const json& item, const json& finding, const std::string& a
     words +=
         fmt::format("; right on rank{} {}", right.size() > 1 ? "s" : "", ranges_in_words(right));
   const std::string subject = text_of(item, "subject"), copied = text_of(item, "copy_of");
-  if (!subject.empty())
-    words += fmt::format(". Judged was {}{}", subject,
-                         copied.empty() ? "" : ", this project's copy of " + copied);
+  if (!copied.empty())
+    words += fmt::format(". The subject {} is this project's copy of {}", subject, copied);
   return words + ".";
 }
 
