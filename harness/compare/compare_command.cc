@@ -82,6 +82,9 @@ void declare_compare(OptionTable& table) {
          "one");
   output("seconds-before", po::value<double>()->default_value(0),
          "seconds that the last line adds to its own; for programs that call this one");
+  output("findings", po::value<std::string>(),
+         "findings of the program that calls this one, which are part of the verdict "
+         "(docs/report.md)");
   declare_report_file(table);
   table.positional.add("reference", 1).add("actual", 1);
 }
@@ -148,7 +151,8 @@ void require_fitting_options(const ParsedOptions& options) {
     refuse("allow-different-dtypes", options.get<bool>("allow-different-dtypes"));
     return;
   }
-  for (const char* name : {"input-dir", "partial", "grad-scale", "mesh", "only", "at-steps"})
+  for (const char* name :
+       {"input-dir", "partial", "grad-scale", "mesh", "only", "at-steps", "findings"})
     refuse(name, options.given(name));
   for (const char* name : {"allow-different-settings", "allow-different-origins", "allow-unsealed"})
     refuse(name, options.get<bool>(name));
@@ -181,6 +185,8 @@ ComparePlan plan_of(const ParsedOptions& options) {
     plan.rules.only = patterns_of("only", options.get<std::string>("only"));
   if (options.given("at-steps")) plan.rules.steps = steps_of(options.get<std::string>("at-steps"));
   if (options.given("mesh")) plan.rules.mesh = mesh_of(options.get<std::string>("mesh"));
+  if (options.given("findings"))
+    plan.given = read_given_findings(options.get<std::string>("findings"));
   if (options.given("grad-scale")) {
     plan.rules.grad_scale = options.get<double>("grad-scale");
     if (!(*plan.rules.grad_scale > 0) || std::isinf(*plan.rules.grad_scale))
