@@ -5,7 +5,7 @@ include(GoogleTest)
 
 # isoshard_add_test(NAME SOURCES file... [LIBRARIES target...] [LABELS label...] [TIMEOUT seconds])
 #   A GoogleTest program NAME whose tests may start ranks with run_world
-#   (harness/testing/run_world.h), and one ctest entry Suite.Case for each of its tests. It has a
+#   (harness/testing/run_world.h), and one ctest entry NAME.Suite.Case for each of its tests. It has a
 #   main of isoshard; its ranks are forked or, as `mpirun -n 4 NAME --attach`, processes of mpirun
 #   where isoshard was built with MPI. It may use tensors and collectives of tensors
 #   (core/comm/tensor.h); LIBRARIES names what else it needs, such as isoshard::verify_runs.
@@ -32,6 +32,14 @@ function(isoshard_add_test name)
   add_executable(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${main} isoshard::testing isoshard::comm_tensor
     isoshard::libtorch GTest::gmock ${ARG_LIBRARIES})
-  gtest_discover_tests(${name} DISCOVERY_TIMEOUT ${ARG_TIMEOUT}
-    PROPERTIES LABELS "isoshard;${ARG_LABELS}" TIMEOUT ${ARG_TIMEOUT})
+  gtest_discover_tests(${name} TEST_PREFIX ${name}. TEST_LIST isoshard_tests_of_${name}
+    DISCOVERY_TIMEOUT ${ARG_TIMEOUT} PROPERTIES TIMEOUT ${ARG_TIMEOUT})
+  # gtest_discover_tests() hands on the first label of a list only: the others are set when ctest
+  # knows the tests.
+  set(script ${CMAKE_CURRENT_BINARY_DIR}/${name}_labels.cmake)
+  set(labels isoshard ${ARG_LABELS})
+  file(WRITE ${script} "if(isoshard_tests_of_${name})  # none before the program is built\n"
+    "  set_tests_properties(\${isoshard_tests_of_${name}} PROPERTIES LABELS \"${labels}\")\n"
+    "endif()\n")
+  set_property(DIRECTORY APPEND PROPERTY TEST_INCLUDE_FILES ${script})
 endfunction()
