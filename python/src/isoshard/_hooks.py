@@ -25,7 +25,7 @@ from ._inputs import as_ids, tensors_of
 from ._mesh import DATA_AXES
 from ._names import compiled_root, named_modules, named_parameters, own_class, unwrapped
 from ._recorder import Recorder, sum_of_losses
-from ._settings import is_adam_like, largest_learning_rate, training_settings
+from ._settings import largest_learning_rate, masks_small_gradients, training_settings
 from ._shared_state import (
     is_shared_out,
     kinds_of,
@@ -190,7 +190,7 @@ class Hooks:
     def _set_judging(self) -> None:
         self.recorder.judging.update(
             {
-                "mask_small_gradients": is_adam_like(kinds_of(self.optimizers)),
+                "mask_small_gradients": masks_small_gradients(kinds_of(self.optimizers)),
                 "activation_grad_scale": "dp",
                 "partial": ["scalar/loss", "activation/*", "activation_grad/*"],
             }
@@ -346,7 +346,7 @@ class Hooks:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if not self.recorder.active:
             return None
-        self._record_rate(optimizer)
+        self._record_rate()
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
             self._record_gradients_of(optimizer)
@@ -371,12 +371,12 @@ class Hooks:
     def begin_in_closure(self, optimizer: torch.optim.Optimizer) -> None:
         """For a recording that begins in a step, with the model's first call in its closure."""
         if self.recorder.active and optimizer in self.optimizers:
-            self._guarded(self._record_rate)(optimizer)
+            self._guarded(self._record_rate)()
             self.after_closure(optimizer)
 
-    def _record_rate(self, optimizer: torch.optim.Optimizer) -> None:
+    def _record_rate(self) -> None:
         if not self._stepped:
-            self.recorder.learning_rate(largest_learning_rate(optimizer))
+            self.recorder.learning_rate(largest_learning_rate(*self.optimizers))
 
     def _record_gradients_of(self, optimizer: torch.optim.Optimizer) -> None:
         """The gradients that a step reads; with the last optimizer those that none reads, too."""
