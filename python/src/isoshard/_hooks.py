@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import traceback
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -131,10 +133,13 @@ class Hooks:
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 return function(*args, **kwargs)
-            except IsoshardError as error:
+            except Exception as error:
+                told = error if isinstance(error, IsoshardError) else _of_the_recorder(error)
                 if self.on_error is not None:
-                    self.on_error(error)
-                raise
+                    self.on_error(told)
+                if told is error:
+                    raise
+                raise told from error
 
         return call
 
@@ -500,6 +505,17 @@ class Hooks:
             self.recorder.dtypes.after_step(name, value)
             whole = value.reshape(1) if value.ndim == 0 else value
             self.recorder.put("optimizer", f"{self._rename(name)}.buffer", whole)
+
+
+def _of_the_recorder(error: Exception) -> RecordError:
+    """What is said of an error that this package, or a function of the options, has raised."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return RecordError(
+        f"The recorder must be able to record this step, got {type(error).__name__}: {error} (in "
+        f"{frame.name}, {Path(frame.filename).name}:{frame.lineno}). The script itself has not "
+        "failed. Correct the options' transform or rename if they raised it; if not, please report "
+        "it."
+    )
 
 
 def _nothing(module: torch.nn.Module, args: Any, kwargs: Any) -> None:
