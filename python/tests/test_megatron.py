@@ -142,10 +142,9 @@ def test_an_optimizer_of_torch_conforms_and_gradients_that_nobody_finalizes_are_
     )
     runs = Runs(tmp_path, "megatron_gpt.py", "1", edits)
     runs.conforms("dp=2", 2)
-    forgotten = before(
-        _AFTER_MODEL, "config.finalize_model_grads_func = None", "all parameters: rank-local over dp"
-    )
-    runs.finds(forgotten, "dp=2", 2)
+    forget = "config.finalize_model_grads_func = None"
+    words = "gradients of all parameters: rank-local over dp"
+    runs.finds(before(_AFTER_MODEL, forget, words), "dp=2", 2)
 
 
 @pytest.mark.parametrize("name", CUT)

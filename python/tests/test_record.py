@@ -149,6 +149,16 @@ def test_level_two_changes_names_and_values(tmp_path: Path) -> None:
     assert "grad/*.bias" in patterns
 
 
+def test_an_error_of_the_recorder_is_none_of_the_script(tmp_path: Path) -> None:
+    def transform(kind: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if kind == "grad":
+            raise ValueError("no halves")
+        return tensor
+
+    with pytest.raises(RecordError, match=r"ValueError: no halves \(in transform, test_record.py:"):
+        train(tmp_path / "a", transform=transform)
+
+
 def test_dropout_is_refused_or_switched_off(tmp_path: Path) -> None:
     with pytest.raises(RecordError, match="Dropout must be 0, got 0.1 in drop"):
         train(tmp_path / "a", dropout=0.1)

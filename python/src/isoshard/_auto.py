@@ -222,13 +222,13 @@ class AutoRecorder:
             return
         held = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
         schedule = calling_schedule()
-        module = module if schedule is None else Stages(schedule)
+        called, module = module, module if schedule is None else Stages(schedule)
         model = unwrapped(module)
         own = {id(p) for _, p in named_parameters(model)}
         if not own & held:
-            if module not in self._inside:
-                self._not_held.add(module)
-                self._inside.update(module.modules())
+            if called not in self._inside:
+                self._not_held.add(called)
+                self._inside.update(called.modules())
             return
         self._begin(module, [o for o in optimizers if _holds_any(o, own)])
 

@@ -18,7 +18,7 @@ from ._hooks import Hooks
 from ._names import named_parameters, unwrapped
 from ._perturb import move_by_one_ulp
 from ._recorder import FlatPart, Recorder
-from ._settings import is_adam_like, largest_learning_rate, optimizer_settings
+from ._settings import largest_learning_rate, masks_small_gradients, optimizer_settings
 from .errors import IsoshardError
 
 _PARTITIONED = 3  # from this stage on parameters are partitioned, too
@@ -88,7 +88,7 @@ class EngineHooks(Hooks):
         recorder.training["optimizer"] = optimizer_settings(basic)
         if engine.gradient_clipping() > 0:  # else gradients are not clipped
             recorder.training["max_grad_norm"] = float(engine.gradient_clipping())
-        recorder.judging["mask_small_gradients"] = is_adam_like([basic])
+        recorder.judging["mask_small_gradients"] = masks_small_gradients([basic])
         self._wrap_step()
 
     def _wrap_step(self) -> None:

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import traceback
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -25,7 +27,7 @@ from ._inputs import as_ids, tensors_of
 from ._mesh import DATA_AXES
 from ._names import compiled_root, named_modules, named_parameters, own_class, unwrapped
 from ._recorder import Recorder, sum_of_losses
-from ._settings import is_adam_like, largest_learning_rate, training_settings
+from ._settings import largest_learning_rate, masks_small_gradients, training_settings
 from ._shared_state import (
     is_shared_out,
     kinds_of,
@@ -131,10 +133,13 @@ class Hooks:
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 return function(*args, **kwargs)
-            except IsoshardError as error:
+            except Exception as error:
+                told = error if isinstance(error, IsoshardError) else _of_the_recorder(error)
                 if self.on_error is not None:
-                    self.on_error(error)
-                raise
+                    self.on_error(told)
+                if told is error:
+                    raise
+                raise told from error
 
         return call
 
@@ -190,7 +195,7 @@ class Hooks:
     def _set_judging(self) -> None:
         self.recorder.judging.update(
             {
-                "mask_small_gradients": is_adam_like(kinds_of(self.optimizers)),
+                "mask_small_gradients": masks_small_gradients(kinds_of(self.optimizers)),
                 "activation_grad_scale": "dp",
                 "partial": ["scalar/loss", "activation/*", "activation_grad/*"],
             }
@@ -346,7 +351,7 @@ class Hooks:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if not self.recorder.active:
             return None
-        self._record_rate(optimizer)
+        self._record_rate()
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
             self._record_gradients_of(optimizer)
@@ -371,12 +376,12 @@ class Hooks:
     def begin_in_closure(self, optimizer: torch.optim.Optimizer) -> None:
         """For a recording that begins in a step, with the model's first call in its closure."""
         if self.recorder.active and optimizer in self.optimizers:
-            self._guarded(self._record_rate)(optimizer)
+            self._guarded(self._record_rate)()
             self.after_closure(optimizer)
 
-    def _record_rate(self, optimizer: torch.optim.Optimizer) -> None:
+    def _record_rate(self) -> None:
         if not self._stepped:
-            self.recorder.learning_rate(largest_learning_rate(optimizer))
+            self.recorder.learning_rate(largest_learning_rate(*self.optimizers))
 
     def _record_gradients_of(self, optimizer: torch.optim.Optimizer) -> None:
         """The gradients that a step reads; with the last optimizer those that none reads, too."""
@@ -500,6 +505,17 @@ class Hooks:
             self.recorder.dtypes.after_step(name, value)
             whole = value.reshape(1) if value.ndim == 0 else value
             self.recorder.put("optimizer", f"{self._rename(name)}.buffer", whole)
+
+
+def _of_the_recorder(error: Exception) -> RecordError:
+    """What is said of an error that this package, or a function of the options, has raised."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return RecordError(
+        f"The recorder must be able to record this step, got {type(error).__name__}: {error} (in "
+        f"{frame.name}, {Path(frame.filename).name}:{frame.lineno}). The script itself has not "
+        "failed. Correct the options' transform or rename if they raised it; if not, please report "
+        "it."
+    )
 
 
 def _nothing(module: torch.nn.Module, args: Any, kwargs: Any) -> None:

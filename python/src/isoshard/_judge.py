@@ -33,6 +33,7 @@ _TICK_SECONDS = 0.2
 _OURS = "ours"  # in place of a bundle: the program isoshard makes the reference
 #: What --report may end in, as isoshard-judge writes it.
 _REPORT_ENDINGS = (".json", ".txt", ".xml", ".html")
+_ERROR_NAMES = r"rank\d+(\.finding)?\.txt"
 _LOG_NAMES = r".*\.log|.*\.stack|modules\.json"
 
 
@@ -496,7 +497,7 @@ def _mesh_of(options: JudgeOptions) -> Mesh:
 def _clear(path: Path) -> None:
     """Removes what an older start left: the bundle, its errors and its logs."""
     _bundle_of_ours(path)
-    for folder, names in ((_errors_of(path), r"rank\d+(\.finding)?\.txt"), (_logs_of(path), _LOG_NAMES)):
+    for folder, names in ((_errors_of(path), _ERROR_NAMES), (_logs_of(path), _LOG_NAMES)):
         if folder.exists():
             foreign = [p.name for p in folder.iterdir() if not re.fullmatch(names, p.name)]
             if foreign:

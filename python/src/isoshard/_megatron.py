@@ -23,7 +23,7 @@ from ._names import named_parameters, unwrapped
 from ._options import Layout
 from ._perturb import perturb
 from ._recorder import Recorder
-from ._settings import is_adam_like, largest_learning_rate, optimizer_settings
+from ._settings import largest_learning_rate, masks_small_gradients, optimizer_settings
 from .errors import IsoshardError, RecordError
 
 _OPTIMIZERS = "megatron.core.optimizer.optimizer"
@@ -188,7 +188,8 @@ class MegatronHooks(Hooks):
         if config.clip_grad > 0:  # else gradients are not clipped
             recorder.training["max_grad_norm"] = float(config.clip_grad)
             recorder.judging["max_grad_norm"] = float(config.clip_grad)
-        recorder.judging["mask_small_gradients"] = is_adam_like([p.optimizer for p in self.parts])
+        inners = [part.optimizer for part in self.parts]
+        recorder.judging["mask_small_gradients"] = masks_small_gradients(inners)
         own = megatron_settings(getattr(self.model, "config", None))
         recorder.training["megatron"] = _same_on_all_ranks(own)
         self._replace(self.megatron, "prepare_grads", self._prepared)
