@@ -204,7 +204,7 @@ TEST(RecordDtypes, OfGradientsThatOverflowAreHeldToTheSame) {
 
   EXPECT_EQ(clean.status, Status::kConforms) << clean.reason;
   ASSERT_EQ(verdict.status, Status::kDiverges);
-  EXPECT_THAT(verdict.findings[0].what, HasSubstr("different dtypes"));
+  EXPECT_THAT(verdict.findings[0].what, HasSubstr("has another dtype"));
 }
 
 TEST(RecordDtypes, ThatAreNotTheReferencesOnAnyRankAreNoted) {

@@ -154,7 +154,7 @@ class TensorJudge {
   bool has_one_dtype() {
     const std::optional<MixedDtypes> mixed = mixed_dtypes(held_, wanted_.dtype);
     if (!mixed.has_value()) return true;
-    add_finding("ranks hold it in different dtypes",
+    add_finding("has another dtype",
                 fmt::format("{}; the reference has {}", mixed->words(), name_of(wanted_.dtype)),
                 mixed->odd_ranks(), result_.comparison.stage, true);
     result_.comparison.within = false;

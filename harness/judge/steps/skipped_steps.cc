@@ -84,7 +84,7 @@ Overflow overflow_of(const Trace& run, int step) {
 
 bool is_of_form(const Finding& finding) {
   return finding.what.ends_with("parts do not tile the tensor") ||
-         finding.what.ends_with("ranks hold it in different dtypes");
+         finding.what.ends_with("has another dtype");
 }
 
 std::optional<Finding> differing_copies(const RecordKey& key, const Trace& run,
