@@ -112,6 +112,9 @@ CardRow look_at(const json& item, const json& finding) {
     }
   }
   std::string advice = fmt::format("{}.", advice_of(word_in(finding, "stage")));
+  constexpr std::string_view kBetween = " between the two";
+  if (const std::size_t at = advice.find(kBetween); row.words.empty() && at != advice.npos)
+    advice.erase(at, kBetween.size());  // nothing before it is named
   const std::string cause = word_in(finding, "diagnosis");
   const auto meaning = std::ranges::find_if(
       kMeanings, [&](const auto& known) { return cause.find(known.first) != cause.npos; });

@@ -120,7 +120,7 @@ TEST(WholeReport, BriefHasALineForWhatConformsAndACardForWhatDiverges) {
                                   "DIVERGES  ddp c (one process)\n"
                                   "  What broke       loss (step 0): differs\n"
                                   "  Likely cause     scale 2 = dp\n"
-                                  "  Where            c: step 0, step settings, "));
+                                  "  Where            c: step 0, forward, after the layers.\n"));
   EXPECT_THAT(text, testing::EndsWith("VACUOUS  ddp e (one process): because\n\n"
                                       "INCOMPLETE  f: rank 1 crashed\n"
                                       "  Repeat it        ./isoshard verify '--model=a b'\n\n"

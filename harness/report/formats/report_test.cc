@@ -95,9 +95,6 @@ TEST(Report, SaysInAFewWordsHowStrongAVerdictIsAndWhereItIsWeakest) {
   EXPECT_EQ(short_verdict_line(verdict),
             "CONFORMS (within tolerance)  synthetic case (dp 2): 6 tensors; weakest: misses scale "
             "errors below 0.0001 % in w");
-  verdict.notes = {"one", "two"};
-  EXPECT_THAT(short_verdict_line(verdict), EndsWith("; 2 notes (--verbose)"));
-  verdict.notes.clear();
   verdict.judged.of_steps = 0.25;
   EXPECT_THAT(short_verdict_line(verdict),
               EndsWith("; weakest: 25 % of the parameters' elements after the step were judged"));

@@ -381,8 +381,6 @@ std::string short_verdict_line(const Verdict& verdict) {
                      verdict.compared);
   if (const std::string weakest = weakest_point(verdict); !weakest.empty())
     line += "; weakest: " + weakest;
-  if (const std::size_t notes = verdict.notes.size(); notes > 0)
-    line += fmt::format("; {} note{} (--verbose)", notes, notes == 1 ? "" : "s");
   return line;
 }
 
