@@ -210,6 +210,15 @@ TEST(MalformedEnvironment, OfOurOwnIsCheckedAsFlagsAre) {
     EXPECT_EQ(result.exit_code, 2) << name;
     EXPECT_THAT(result.error, HasSubstr(value)) << name;
   }
+  for (const char* name : {"ISOSHARD_STEP", "ISOSHARD_COFFEE"}) {  // no option of any command
+    const ChildResult result = run_isoshard(folder.path(), {"train"}, [&] {
+      refuse_new_processes();
+      ::setenv(name, "5", 1);
+    });
+
+    EXPECT_EQ(result.exit_code, 2) << name;
+    EXPECT_THAT(result.error, HasSubstr(name));
+  }
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <set>
 #include <sstream>
 
 #include "core/base/error.h"
@@ -96,9 +97,21 @@ int with_output_told(const ProgramWords& program, int code) {
   return code;
 }
 
-int run_one(const ProgramWords& program, const Command& command,
+std::set<std::string, std::less<>> names_of_all_options(std::span<const Command> commands) {
+  std::set<std::string, std::less<>> names;
+  for (const Command& command : commands) {
+    const OptionTable table = options_of(command);
+    for (const auto& option : table.options.options()) names.insert(option->long_name());
+    for (const auto& [alias, option] : table.aliases) names.insert(alias);
+  }
+  return names;
+}
+
+int run_one(const ProgramWords& program, std::span<const Command> commands, const Command& command,
             const std::vector<std::string>& arguments) {
-  const OptionTable table = options_of(command);
+  OptionTable table = options_of(command);
+  table.elsewhere = names_of_all_options(commands);
+  table.refuses_unknown_variables = program.refuses_unknown_variables;
   ParsedOptions parsed = parse_options(table, arguments);
   parsed.program = program.name;
   parsed.command = command.name;
@@ -179,9 +192,12 @@ int run_command_line(const ProgramWords& program, std::span<const Command> comma
     std::vector<std::string> known;
     for (const auto& command : commands) {
       if (command.name == name)
-        return run_one(program, command, {arguments.begin() + 1, arguments.end()});
+        return run_one(program, commands, command, {arguments.begin() + 1, arguments.end()});
       known.push_back(command.name);
     }
+    if (const auto found = program.elsewhere.find(name); found != program.elsewhere.end())
+      throw UsageError(fmt::format("'{}' is {}; '{} --help' lists the commands of this program",
+                                   name, found->second, program.name));
     if (!program.test.empty()) known.emplace_back("test");  // of the launcher
     throw UsageError(fmt::format("unknown command '{}'{}; '{} --help' lists the commands", name,
                                  did_you_mean(name, known), program.name));
@@ -198,6 +214,12 @@ int run_command_line(std::span<const Command> commands, const std::vector<std::s
       "isoshard proves that a parallel training implementation computes what one process computes.",
       "build everything and run all tests", "verify --preset small"};
   isoshard.versions = std::move(versions);
+  isoshard.refuses_unknown_variables = true;
+  for (const char* name : {"convert", "judge", "preflight"})
+    isoshard.elsewhere[name] = fmt::format(
+        "a command of the Python package; in a clone run ./isoshard {0}, installed python -m "
+        "isoshard {0}",
+        name);
   return run_command_line(isoshard, commands, arguments);
 }
 

@@ -124,8 +124,28 @@ std::string variable_of(const std::string& option) {
   return name;
 }
 
+/// Variables that are no options: of the launcher, the Python package, ranks, tests and tools.
+constexpr std::array<std::string_view, 29> kOtherVariables = {
+    "ISOSHARD_ATTACHED_TEST",  "ISOSHARD_AUTO",          "ISOSHARD_AXE",
+    "ISOSHARD_BROWSER",        "ISOSHARD_BUILD_DIR",     "ISOSHARD_CALIBRATION_CASES",
+    "ISOSHARD_CCACHE",         "ISOSHARD_CMAKE_ARGS",    "ISOSHARD_DEBIAN_MIRROR",
+    "ISOSHARD_EXPECTED_HOSTS", "ISOSHARD_GOLDEN",        "ISOSHARD_GPU",
+    "ISOSHARD_HOSTS_TEST",     "ISOSHARD_JOBS",          "ISOSHARD_JUDGE",
+    "ISOSHARD_LISTED_SUITES",  "ISOSHARD_MASTER_PORT",   "ISOSHARD_MASTER_SOCKET",
+    "ISOSHARD_MUTANT",         "ISOSHARD_MUTANTS_SEEN",  "ISOSHARD_PROGRAM",
+    "ISOSHARD_PYTHON",         "ISOSHARD_RANKS",         "ISOSHARD_REQUIRE_GPU",
+    "ISOSHARD_RUN_ID",         "ISOSHARD_SKIP_PACKAGES", "ISOSHARD_SUDO",
+    "ISOSHARD_WHOLE_SUITE",    "ISOSHARD_WORLD_SIZES"};
+
+/// Whether a name may be mistyped for another one. Of two or fewer letters nothing is near.
+bool is_near(std::string_view name, std::string_view known) {
+  constexpr std::size_t kShort = 3, kLong = 5;
+  const std::size_t typos = name.size() >= kLong ? 2 : name.size() >= kShort ? 1 : 0;
+  return typos > 0 && edit_distance(name, known) <= typos;
+}
+
 /// ISOSHARD_BATCH_SIZE -> batch-size, ISOSHARD_TP_SIZE -> tp; empty for a name that is not an
-/// option of this command: others have theirs.
+/// option of this command, but may be set for another one or another part of the project.
 std::string option_of_variable(const OptionTable& table, const std::string& variable) {
   constexpr std::string_view kPrefix = "ISOSHARD_";
   if (!variable.starts_with(kPrefix)) return {};
@@ -135,15 +155,21 @@ std::string option_of_variable(const OptionTable& table, const std::string& vari
   if (const auto alias = table.aliases.find(name); alias != table.aliases.end())
     name = alias->second;
   if (table.options.find_nothrow(name, false) != nullptr) return name;
-  // letters: of what is near by chance nothing is said
-  constexpr std::size_t kTypo = 2, kShortest = 5;
+  if (table.elsewhere.contains(name) ||
+      std::ranges::find(kOtherVariables, variable) != kOtherVariables.end())
+    return {};
   for (const std::string& known : names_of(table)) {
-    if (name.size() >= kShortest && edit_distance(name, known) <= kTypo)
+    if (is_near(name, known))
       throw UsageError(
           fmt::format("{} is set in the environment but is not an option; did you mean {}?",
                       printable(variable), variable_of(known)));
   }
-  return {};
+  if (!table.refuses_unknown_variables) return {};
+  const std::vector<std::string> others(table.elsewhere.begin(), table.elsewhere.end());
+  throw UsageError(
+      fmt::format("{} is set in the environment but no command has an option of that name{}; unset "
+                  "it",
+                  printable(variable), did_you_mean(name, others)));
 }
 
 po::parsed_options parse_toml_file(const OptionTable& table, const std::string& path) {
@@ -255,9 +281,9 @@ std::vector<std::string> words_of(const boost::program_options::variable_value& 
 
 /// What only says where and how results are shown, or was read already.
 bool is_of_this_call(std::string_view name) {
-  constexpr std::array<std::string_view, 11> kNames = {
-      "help", "config", "print-config", "report",      "output-dir", "report-dir",
-      "dump", "quiet",  "verbose",      "annotations", "failed-from"};
+  constexpr std::array<std::string_view, 12> kNames = {
+      "help", "config", "print-config", "report",      "output-dir",  "report-dir",
+      "dump", "quiet",  "verbose",      "annotations", "failed-from", "findings"};
   return std::ranges::find(kNames, name) != kNames.end();
 }
 

@@ -7,6 +7,7 @@
 #include <boost/program_options/variables_map.hpp>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -34,6 +35,12 @@ struct OptionTable {
   /// JSON alone.   Errors   FileError.
   std::function<std::vector<std::pair<std::string, std::string>>(const std::string& path)>
       toml_options;
+
+  /// Options of the program's other commands: their variables may be set, too.
+  std::set<std::string, std::less<>> elsewhere;
+  /// Whether every ISOSHARD_* variable must be an option of the program, or one that another part
+  /// of the project reads. Else only those are refused whose name is nearly that of an option.
+  bool refuses_unknown_variables = false;
 
   /// Adds options under a heading. A group may be asked for several times.
   [[nodiscard]] OptionGroup group(std::string heading);
@@ -86,7 +93,8 @@ struct ParsedOptions {
 /// Parses `arguments` (without program and command names). `_` in a flag name is taken as `-`.
 /// Abbreviations are refused.
 /// Errors   UsageError: unknown flag (with a suggestion), missing or malformed value, a flag given
-///          twice. FileError: the --config file is not a flat JSON object of known options.
+///          twice, an ISOSHARD_* variable that is no option (OptionTable). FileError: the --config
+///          file is not a flat JSON object of known options.
 [[nodiscard]] ParsedOptions parse_options(const OptionTable& table,
                                           const std::vector<std::string>& arguments);
 

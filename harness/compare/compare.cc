@@ -120,6 +120,7 @@ Verdict compare_pair(const DumpedPair& pair, const ComparePlan& plan, const Bund
     JudgePolicy options;
     options.rtol = plan.rtol;
     Verdict verdict = compare_bundles(pair.reference, pair.actual, options, rules, plan.comparer);
+    add_given_findings(plan.given, verdict);
     if (!pair.against.empty()) verdict.reason += "; against " + pair.against;
     return verdict;
   }
@@ -141,12 +142,16 @@ void require_comparable(const ComparePlan& plan) {
         "compare --checkpoint needs two checkpoints: isoshard compare --checkpoint REFERENCE "
         "ACTUAL");
   }
+  const bool has_given = !plan.given.findings.empty() || !plan.given.causes.empty();
   if (!plan.input_dir.empty()) {
+    if (has_given) throw UsageError("--findings must come with two bundles, got --input-dir");
     if (!plan.reference.empty())
       throw UsageError("compare takes two bundles or --input-dir DIR, not both");
   } else if (plan.reference.empty() || plan.actual.empty()) {
     throw UsageError(
         "compare needs two bundles: isoshard compare REFERENCE ACTUAL; or --input-dir DIR");
+  } else if (are_curves(plan) && has_given) {
+    throw UsageError("--findings must come with two bundles, got two loss curves");
   } else if (are_curves(plan) && plan.comparer != nullptr) {
     throw UsageError(
         "--device must be cpu where two loss curves are compared, got cuda: they have no tensors");

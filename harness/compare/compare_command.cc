@@ -80,6 +80,9 @@ void declare_compare(OptionTable& table) {
   output("made-by", po::value<std::string>(),
          "the command line that reports name, as a JSON list of words; for programs that call this "
          "one");
+  output("findings", po::value<std::string>(),
+         "findings of the program that calls this one, which are part of the verdict "
+         "(docs/report.md)");
   declare_report_file(table);
   table.positional.add("reference", 1).add("actual", 1);
 }
@@ -146,7 +149,8 @@ void require_fitting_options(const ParsedOptions& options) {
     refuse("allow-different-dtypes", options.get<bool>("allow-different-dtypes"));
     return;
   }
-  for (const char* name : {"input-dir", "partial", "grad-scale", "mesh", "only", "at-steps"})
+  for (const char* name :
+       {"input-dir", "partial", "grad-scale", "mesh", "only", "at-steps", "findings"})
     refuse(name, options.given(name));
   for (const char* name : {"allow-different-settings", "allow-different-origins", "allow-unsealed"})
     refuse(name, options.get<bool>(name));
@@ -179,6 +183,8 @@ ComparePlan plan_of(const ParsedOptions& options) {
     plan.rules.only = patterns_of("only", options.get<std::string>("only"));
   if (options.given("at-steps")) plan.rules.steps = steps_of(options.get<std::string>("at-steps"));
   if (options.given("mesh")) plan.rules.mesh = mesh_of(options.get<std::string>("mesh"));
+  if (options.given("findings"))
+    plan.given = read_given_findings(options.get<std::string>("findings"));
   if (options.given("grad-scale")) {
     plan.rules.grad_scale = options.get<double>("grad-scale");
     if (!(*plan.rules.grad_scale > 0) || std::isinf(*plan.rules.grad_scale))

@@ -30,7 +30,7 @@ class Ended:
     def __init__(self, codes: list[int]) -> None:
         self.codes = codes
 
-    def wait(self, limit: float) -> list[int]:
+    def wait(self, limit: float, tick: Any) -> list[int]:
         return self.codes
 
     def kill(self) -> None:

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from report_files import in_text, verdicts_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "pytorch"
 pytestmark = pytest.mark.usefixtures("judge_program")
@@ -149,21 +151,24 @@ def test_an_error_says_what_to_do(tmp_path: Path, old: str, new: str, words: str
     assert words in text
 
 
-def test_a_batch_for_each_process_is_said_plainly(tmp_path: Path) -> None:
-    script = planted("ddp.py", "batch.chunk(world_size)[rank]", "batch[:2]", tmp_path)
+def test_a_batch_for_each_process_has_no_verdict(tmp_path: Path) -> None:
+    script = planted("ddp.py", "batch.chunk(world_size)[rank]", "batch.roll(rank, 0)[:2]", tmp_path)
     code, text = judge(script, 2)
-    assert code == 1, text
-    assert "--reference-command with a batch size of 4" in text
+    assert code == 2, text
+    assert "--batch-size 4" in text
+    assert in_text(text) == set()
 
 
-@pytest.mark.parametrize("options", [(), ("--quiet",)])
-def test_a_whole_batch_on_every_rank_is_no_data_parallelism(
-    tmp_path: Path, options: tuple[str, ...]
-) -> None:
-    script = planted("ddp.py", "batch.chunk(world_size)[rank]", "batch", tmp_path)
+@pytest.mark.parametrize("samples", ["batch", "batch[:2]"])
+def test_a_whole_batch_on_every_rank_is_no_data_parallelism(tmp_path: Path, samples: str) -> None:
+    script = planted("ddp.py", "batch.chunk(world_size)[rank]", samples, tmp_path)
+    folder = tmp_path / "out"
+    options = ("--quiet", "--output-dir", str(folder), "--report", str(folder / "report/x.html"))
     code, text = judge(script, 2, options=options)
     assert code == 1, text
-    assert "though 2 data-parallel ranks must share them out" in text
+    assert in_text(text) | verdicts_of(folder / "report") == {(1, "DIVERGES")}
+    (case,) = json.loads((folder / "report" / "report.json").read_text())["cases"]
+    assert (case["findings"][0]["name"], case["findings"][0]["ranks"]) == ("input_ids", [0, 1])
 
 
 def test_a_mesh_of_other_size_is_refused() -> None:

@@ -402,3 +402,22 @@ def test_micro_batches_that_cannot_be_joined_are_calls(tmp_path: Path) -> None:
     for kind in ("activation", "activation_grad"):
         lengths = [shapes[f"{kind}/up/{call}"][1] for call in range(4)]
         assert lengths == [3, 3, 5, 5]
+
+
+@pytest.mark.live
+def test_an_optimizer_that_accelerate_prepared_is_recorded_as_itself(tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    train(tmp_path / "plain", steps=1)
+    accelerator = accelerate.Accelerator(cpu=True)
+    torch.manual_seed(0)
+    model = Mlp()
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+    batch = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+    with isoshard.record(tmp_path / "prepared", model, optimizer, steps=1):
+        accelerator.backward(model(batch).square().mean())
+        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    assert keys(tmp_path / "prepared") == keys(tmp_path / "plain")
+    settings = [_bundle.read_manifest(tmp_path / n)["settings"] for n in ("plain", "prepared")]
+    assert settings[0] == settings[1]

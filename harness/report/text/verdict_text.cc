@@ -320,7 +320,9 @@ class Table {
         return;
       }
       text_ += fmt::format("  {} {}", paint(shown == 0 ? "first:" : "then:", "31"), f.what);
-      if (!f.ranks.empty()) text_ += fmt::format("; ranks {}", fmt::join(f.ranks, ", "));
+      if (!f.ranks.empty())
+        text_ +=
+            fmt::format("; rank{} {}", f.ranks.size() > 1 ? "s" : "", fmt::join(f.ranks, ", "));
       text_ += "\n";
       if (!f.evidence.empty())
         text_ += fmt::format("    {}{}\n", f.evidence,

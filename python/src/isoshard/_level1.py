@@ -156,4 +156,13 @@ def _list_of(
 ) -> list[torch.optim.Optimizer]:
     if optimizer is None:
         raise UsageError("An optimizer must be given with a model that is no DeepSpeed engine.")
-    return [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    several = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    return [_inside(o) for o in several]
+
+
+def _inside(optimizer: Any) -> torch.optim.Optimizer:
+    """The optimizer that steps, inside one that only passes calls on (accelerate's prepare)."""
+    while type(optimizer).__module__.split(".")[0] == "accelerate":
+        optimizer = optimizer.optimizer
+    found: torch.optim.Optimizer = optimizer
+    return found

@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from importlib import metadata
 from pathlib import Path
+from urllib.parse import unquote, urlparse
 
 from .errors import RunError, UsageError
 
@@ -17,7 +20,10 @@ _TRAINER_VARIABLE = "ISOSHARD_PROGRAM"
 
 
 def find() -> Path:
-    """The program: named by ISOSHARD_JUDGE, in this package, or on PATH."""
+    """The program: named by ISOSHARD_JUDGE, in this package, on PATH, or built in the clone.
+
+    The clone is the one that this package is in, or from whose folder python it was installed.
+    """
     given = os.environ.get(VARIABLE)
     if given:
         path = Path(given)
@@ -28,12 +34,33 @@ def find() -> Path:
     if packaged.is_file():
         return packaged
     found = shutil.which(NAME)
-    if found is None:
-        raise RunError(
-            f"The program {NAME} must be there, got none in {packaged.parent} or on PATH. "
-            f"Build it (./isoshard builds build/bin/{NAME}) and set {VARIABLE} to its path."
-        )
-    return Path(found)
+    if found is not None:
+        return Path(found)
+    builds = ("build", "build-judge")
+    built = [root / build / "bin" / NAME for root in _clones() for build in builds]
+    for path in built:
+        if path.is_file():
+            return path
+    places = [str(packaged), *map(str, built)]
+    raise RunError(
+        f"The program {NAME} must be there, got none on PATH and none at {' or '.join(places)}. "
+        f"Build it in the clone (./isoshard verify does), or set {VARIABLE} to its path."
+    )
+
+
+def _clones() -> Iterator[Path]:
+    """Clones of the project that this package belongs to."""
+    roots = [Path(__file__).resolve().parents[3]]
+    try:
+        text = metadata.distribution("isoshard").read_text("direct_url.json")
+        url = urlparse(json.loads(text or "{}").get("url", ""))
+    except (metadata.PackageNotFoundError, ValueError):
+        url = urlparse("")
+    if url.scheme == "file":
+        roots.append(Path(unquote(url.path)).parent)
+    for root in dict.fromkeys(roots):
+        if (root / "isoshard").is_file() and (root / "python" / "pyproject.toml").is_file():
+            yield root
 
 
 def find_trainer() -> Path:
