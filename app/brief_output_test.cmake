@@ -57,7 +57,8 @@ function(require_repeatable code)
   execute_process(COMMAND sh -c "${command}" WORKING_DIRECTORY ${FOLDER} RESULT_VARIABLE again
     OUTPUT_VARIABLE output ERROR_VARIABLE error)
   if(NOT result EQUAL code OR NOT again EQUAL code)
-    message(FATAL_ERROR "${command}\nmust end with ${code} as the run did (${result}), got ${again}:\n"
+    message(FATAL_ERROR
+      "${command}\nmust end with ${code} as the run did (${result}), got ${again}:\n"
       "${output}${error}")
   endif()
 endfunction()

@@ -13,6 +13,7 @@
 #include "core/base/error.h"
 #include "core/base/mapped_file.h"
 #include "harness/compare/dumped_runs.h"
+#include "harness/judge/first_cause.h"
 #include "harness/report/summary.h"
 #include "harness/world/machine.h"
 
@@ -122,6 +123,7 @@ Verdict compare_pair(const DumpedPair& pair, const ComparePlan& plan, const Bund
     options.rtol = plan.rtol;
     Verdict verdict = compare_bundles(pair.reference, pair.actual, options, rules, plan.comparer);
     add_given_findings(plan.given, verdict);
+    detail::stop_at_wrong_data(verdict);
     if (!pair.against.empty()) verdict.reason += "; against " + pair.against;
     return verdict;
   }
