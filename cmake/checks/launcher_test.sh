@@ -156,8 +156,9 @@ mkdir -p .ci
 printf '%s\n' '#!/usr/bin/env bash' 'echo "wheel $*" >>"$CALLS"' 'echo "$1/a b.whl"' \
   '[[ -x $ISOSHARD_JUDGE && -z ${FAKE_BROKEN:-} ]]' >.ci/wheel
 chmod +x .ci/wheel
-expect 0 "pip install 'out/a b.whl'" "configure build wheel" ./isoshard wheel out
-expect 4 "could not be built" "wheel" env FAKE_BROKEN=1 ./isoshard wheel
+expect 0 "pip install 'out/a b.whl'" "python3 configure build wheel" ./isoshard wheel out
+expect 4 "could not be built" "python3 wheel" env FAKE_BROKEN=1 ./isoshard wheel
+expect 4 "a Python with pip" "" env ISOSHARD_PYTHON=/nonexistent ./isoshard wheel
 expect 0 "./isoshard wheel" "" ./isoshard wheel --help
 expect 2 "./isoshard wheel" "" ./isoshard wheel --wrong
 expect 2 "./isoshard wheel" "" ./isoshard wheel one two
