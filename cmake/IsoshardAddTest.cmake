@@ -5,8 +5,8 @@ include(GoogleTest)
 
 # isoshard_add_test(NAME SOURCES file... [LIBRARIES target...] [LABELS label...] [TIMEOUT seconds])
 #   A GoogleTest program NAME whose tests may start ranks with run_world
-#   (harness/testing/run_world.h), and one ctest entry NAME.Suite.Case for each of its tests. It has a
-#   main of isoshard; its ranks are forked or, as `mpirun -n 4 NAME --attach`, processes of mpirun
+#   (harness/testing/run_world.h), and one ctest entry NAME.Suite.Case for each of its tests. It has
+#   a main of isoshard; its ranks are forked or, as `mpirun -n 4 NAME --attach`, processes of mpirun
 #   where isoshard was built with MPI. It may use tensors and collectives of tensors
 #   (core/comm/tensor.h); LIBRARIES names what else it needs, such as isoshard::verify_runs.
 #   Each entry has label `isoshard` and LABELS, and is ended after TIMEOUT seconds (default 600, as

@@ -166,7 +166,7 @@ TEST_F(TimeLimits, AShortOneIsFound) {
   plant("src/core/comm/CMakeLists.txt", "  LABELS unit TIMEOUT 600)\n  LABELS unit TIMEOUT 599)\n");
   plant("cmake/IsoshardTargets.cmake", "# a TIMEOUT (default 120 s)\n");
 
-  EXPECT_THAT(check_time_limits(root_), ElementsAre(HasSubstr("src/core/comm/CMakeLists.txt:2: ")));
+  EXPECT_THAT(check_time_limits(root_), ElementsAre(HasSubstr("src/core/comm/CMakeLists.txt:3: ")));
 }
 
 TEST_F(Layering, CleanTreePasses) {
