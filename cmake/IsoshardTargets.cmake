@@ -58,9 +58,9 @@ function(_isoshard_reuse_pch target)
 endfunction()
 
 # isoshard_library(NAME [HOT] [TORCH] [INTERNAL] HEADERS ... SOURCES ... [DEPS ...])
-#   A static library isoshard_NAME with alias isoshard::NAME. HOT: runs spend their time in it, so it
-#   is compiled by -O2; everything else is by -O1, which takes a third less time to compile. TORCH:
-#   it sees ATen and reuses the precompiled header.
+#   A static library isoshard_NAME with alias isoshard::NAME. HOT: runs spend their time in it, so
+#   it is compiled by -O2; everything else is by -O1, which compiles in a third less time. TORCH: it
+#   sees ATen and reuses the precompiled header.
 #   DEPS are linked publicly. It is part of the installed package unless INTERNAL.
 function(isoshard_library name)
   cmake_parse_arguments(PARSE_ARGV 1 ARG "HOT;TORCH;INTERNAL" "" "HEADERS;SOURCES;DEPS")
