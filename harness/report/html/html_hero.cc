@@ -81,8 +81,8 @@ std::string where_of(const json& item, const json& finding, const std::string& a
   const json& ranks = list_of(finding, "ranks");
   if (!ranks.empty() && ranks[0].is_number_integer())
     words += fmt::format("; first on {}", rank_in_words(item, ranks[0].get<int>()));
-  if (off.size() > 1) words += "; wrong on " + ranks_in_words(off);
-  if (!right.empty()) words += "; right on " + ranks_in_words(right);
+  if (off.size() > 1) words += "; wrong on " + words_of_ranks(off);
+  if (!right.empty()) words += "; right on " + words_of_ranks(right);
   const std::string subject = text_of(item, "subject"), copied = text_of(item, "copy_of");
   if (!subject.empty())
     words += fmt::format(". Judged was {}{}", subject,
