@@ -10,10 +10,12 @@
 #include "app/options/bench_options.h"
 #include "core/base/atomic_file.h"
 #include "core/base/error.h"
+#include "core/base/suggest.h"
 #include "harness/cli/output.h"
 #include "harness/cli/output_folder.h"
 #include "harness/cli/progress.h"
 #include "harness/cli/provenance.h"
+#include "harness/cli/report_printer.h"
 #include "harness/verdict/exit_code.h"
 #include "harness/world/machine.h"
 #include "suite/bench/bench_json.h"
@@ -84,8 +86,9 @@ int run_bench_command(const ParsedOptions& options) {
   if (action == "compare") return bench_compare(options);
   if (action == "sweep") return bench_sweep(options);
   if (action == "plan") return bench_memory_plan(options);
-  throw UsageError(
-      fmt::format("unknown action '{}'; known are run, compare, sweep and plan", action));
+  const std::vector<std::string> known = {"run", "compare", "sweep", "plan"};
+  throw UsageError(fmt::format("unknown action '{}'{}; known are {}", action,
+                               did_you_mean(action, known), join_names(known)));
 }
 
 }  // namespace
@@ -115,7 +118,12 @@ int BenchOutput::finish(const std::string& name, const std::string& status, int 
 }
 
 int BenchOutput::finish_at_gate(const std::string& name, const GateResult& gate) {
-  conclude(gate.text);
+  Report report = gate.report;
+  report.provenance = provenance_of(options_);
+  ReportPrinter printer(1);
+  for (const ReportCase& item : report.cases) printer.add(item);
+  printer.finish(report);
+  text_ += text_of(report);
   return finish(name, "does not conform", gate.exit_code);
 }
 

@@ -5,6 +5,8 @@ cmake_minimum_required(VERSION 3.25)
 file(REMOVE_RECURSE ${FOLDER})
 file(MAKE_DIRECTORY ${FOLDER})
 set(problems "")
+# What is said is compared, not how it is broken into lines.
+set(ENV{COLUMNS} 100000)
 
 # expect(CODE PATTERN ARGUMENT...): the exit code, and a regular expression that must match what is
 # printed.
@@ -26,11 +28,12 @@ set(oracle ${SOURCE}/fixtures/oracle/qwen2_untied_mha)
 expect(0 "CONFORMS.*8 of 8 cases conform" verify --preset small)
 expect(0 "CONFORMS.*dp 2 x tp 2.*1 of 1 case conforms" verify ${one_case})
 expect(0 "repeated +3 runs, all equal bit by bit.*1 of 1 case conforms"
-  verify ${one_case} --repeat 3)
+  verify ${one_case} --repeat 3 --verbose)
 expect(0 "autotp, copy of DeepSpeed AutoTP.*CONFORMS .exact: equal to its declared arithmetic, \
-which is within bounds." verify ${one_case} --require exact)
-expect(1 "CONFORMS .within tolerance..*NOT ENOUGH.*must be exact, got within tolerance.*1 of 1 \
-case conforms, 1 of them more weakly than required"
+which is within bounds." verify ${one_case} --require exact --verbose)
+expect(1 "CONFORMS .within tolerance..*weakest: misses scale errors below.*NOT ENOUGH.*must be \
+exact, got within tolerance.*1 of 1 case conforms .within tolerance., 1 of them more weakly than \
+required"
   verify ${one_case} --reference plain --require exact)
 expect(0 "autotp +copy of DeepSpeed AutoTP" list subjects)
 expect(0 "4 of 4 cases conform" verify --model ${oracle} --tp 2 --dp 2)
@@ -39,7 +42,10 @@ expect(0 "1 of 1 case conforms" verify --model ${oracle} --num-layers 1 ${one_ca
 expect(3 "model.layers.2.input_layernorm.weight is missing" verify --model ${oracle} --num-layers 3
   ${one_case})
 foreach(fault mlp_input_grad_partial dp_sum_missing embed_out_split_without_sp)
-  expect(1 "first: .*likely cause: .*DIVERGES.*0 of 1 case" verify --fault ${fault})
+  expect(1 "first: .*likely cause: .*DIVERGES.*What broke.*0 of 1 case" verify --fault ${fault}
+    --verbose)
+  expect(1 "DIVERGES.*What broke.*Likely cause +[^n].*Where.*What to look at.*Repeat it.*0 of 1 \
+case conforms, 1 diverges" verify --fault ${fault})
 endforeach()
 string(REPEAT "Genesis begins here. " 40 ids)
 file(WRITE ${FOLDER}/bytes.bin "${ids}")
@@ -54,16 +60,16 @@ expect(3
 expect(2 "random ids have no end, so there is no epoch to shuffle" verify ${one_case} --data random
   --shuffle)
 expect(2 "unknown tail policy 'dorp' .did you mean 'drop'" ${of_ids} --tail dorp)
-expect(0 "all equal.*8 of 8 cases conform" verify --model lattice)
+expect(0 "all equal.*8 of 8 cases conform" verify --model lattice --verbose)
 expect(2 "bf16 holds only 256 exactly" verify --model lattice-2 --dtype bf16)
 expect(0
   "declared arithmetic +[0-9]+ tensors bit-identical.*CONFORMS.*[0-9]+ tensors are \
 bit-identical to the emulated reference.*1 of 1 case conforms"
-  verify ${one_case} --reference both --reduction-order ring --micro-batches 2)
-expect(1 "tolerance is zero.*DIVERGES.*0 of 1 case" verify --reference emulated --fault
+  verify ${one_case} --reference both --reduction-order ring --micro-batches 2 --verbose)
+expect(1 "DIVERGES.*tolerance is zero.*0 of 1 case" verify --reference emulated --fault
   dp_sum_missing)
 expect(0 "declared arithmetic.*CONFORMS.*8 of 8 cases conform" verify --preset small --reference
-  auto)
+  auto --verbose)
 expect(0 "CONFORMS.*1 of 1 case" verify --fault bf16_hops)
 expect(2 "unknown reference 'emulate' .did you mean 'emulated'" verify --reference emulate)
 expect(2 "native.*ordered, ring or tree" verify --reduction-order native)
@@ -77,11 +83,11 @@ expect(2 "learning rate must be above 0 and finite in fp32, got 1e.300"
   verify --learning-rate 1e300)
 expect(4 "had no effect on" verify --fault dp_sum_missing --dp 1)
 foreach(fault mlp_input_grad_partial embed_out_split_without_sp)
-  expect(1 "likely cause" verify --fault ${fault} --model tiny-gpt2)
+  expect(1 "Likely cause +[^n]" verify --fault ${fault} --model tiny-gpt2)
 endforeach()
-expect(1 "likely cause" verify --fault mlp_input_grad_partial --num-layers 1)
+expect(1 "Likely cause +[^n]" verify --fault mlp_input_grad_partial --num-layers 1)
 expect(2 "below 1, got inf: at 1 a run of zeros would pass" compare a b --rtol inf)
-expect(0 "declared arithmetic.*1 of 1 case conforms" verify ${one_case} --loss-mean sum)
+expect(0 "declared arithmetic.*1 of 1 case conforms" verify ${one_case} --loss-mean sum --verbose)
 expect(0 "1 of 1 case" verify --fault signed_zero --dtype bf16)
 expect(2 "did you mean 'verify'" verfy)
 expect(2 "largest gradient norm .* must be at least 0 .*got -1" verify --max-grad-norm -1)
@@ -124,9 +130,20 @@ expect(2 "at least one folder" oracle)
 expect(0 "dp_sum_missing" list faults)
 expect(0 "step.equivalence" list contracts)
 expect(0
-  "claim.*added once.*derivation.*counts tp times.*tests.*ColumnRowPair.*faults and negative \
-controls"
+  "claim.*added once.*derivation.*counts tp times.*tests.*ColumnRowPair.*negative \
+controls.*isoshard test ColumnRowPair.ABiasOnEveryRankCountsTpTimes"
   explain tp.row.bias)
+expect(2 "did you mean 'tp.row.bias'" explain tp.row.bais)
+expect(2 "did you mean 'dp_sum_missing'" explain dp_sum_misin)
+expect(2 "did you mean 'dp_sum_missing'" verify --fault dp_sum_misin)
+expect(2 "did you mean 'deepspeed'" verify --subjects deepsped --tp 2)
+expect(2 "did you mean 'deepspeed'" bench --impl deepsped)
+expect(2 "did you mean 'tiny-mistral'" verify --model tiny-mistrl)
+expect(2 "did you mean 'small'" verify --preset smal)
+expect(2 "did you mean 'tp-size'" verify --tp_sise 2)
+expect(2 "did you mean 'test'" tset)
+expect(2 "class of faults must be one of A to M, got 'Z'" faults --class AZ)
+expect(2 "did you mean 'sweep'" bench swep)
 expect(0
   "the bug.*wrapper was never applied.*smallest case.*contracts that name it.*dp.grad.average"
   explain dp_sum_missing)

@@ -5,13 +5,14 @@
 #include "app/options/converge_options.h"
 #include "app/options/job_report.h"
 #include "app/print_runs.h"
-#include "app/report_printer.h"
 #include "fixtures/inputs/inputs.h"
 #include "harness/cli/output_folder.h"
 #include "harness/cli/provenance.h"
 #include "harness/cli/report_file.h"
+#include "harness/cli/report_printer.h"
 #include "harness/report/formats/earlier_reports.h"
 #include "harness/report/formats/report_formats.h"
+#include "harness/report/summary.h"
 #include "harness/world/forked/forked_world.h"
 #include "harness/world/interrupt.h"
 #include "suite/converge/converge_report.h"
@@ -47,8 +48,12 @@ int run_converge(const ParsedOptions& options) {
   agree_on_report(default_launcher(), result.report,
                   [&](const ReportCase& item) { printer.add(item); });
   result.report.provenance = provenance_of(options);
+  result.report.summary = summary_of(result.report, "run");
+  if (!is_quiet()) {
+    printer.progress().clear();
+    print("\n{}\n", convergence_text(plan, result));
+  }
   printer.finish(result.report);
-  if (!is_quiet()) print("\n{}", convergence_text(plan, result));
   write_convergence(plan, result);
   write_report(plan.folder, result.report, terminal_options());
   file.write(result.report, terminal_options());

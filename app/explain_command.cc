@@ -1,17 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-/// `isoshard explain ID`: what a contract claims, why it holds, which tests prove it and which
-/// faults break it; or what a fault is.
+/// `isoshard explain ID`: what a contract claims, why it holds, which tests prove it, which faults
+/// break it and which negative controls show that the tests can fail; or what a fault is.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <boost/program_options/value_semantic.hpp>
 #include <sstream>
+#include <string>
+#include <vector>
 
 #include "app/commands.h"
 #include "core/base/error.h"
 #include "core/base/suggest.h"
 #include "harness/cli/output.h"
+#include "harness/report/text/hanging.h"
 #include "harness/verdict/exit_code.h"
 #include "suite/faults/contracts.h"
 #include "suite/faults/fault.h"
@@ -35,26 +38,30 @@ const Fault* built_in_fault(std::string_view id) {
   return nullptr;
 }
 
-/// "A.b, C.d" as lines; a test or fault with what is known of it.
-void print_names(std::string_view title, const std::string& names) {
-  print("{}\n", title);
-  std::string rest = names;
-  while (!rest.empty()) {
-    const auto end = rest.find(", ");
-    const std::string name = rest.substr(0, end);
-    const Fault* fault = built_in_fault(name);
-    print("  {}{}\n", name, fault == nullptr ? "" : fmt::format(": {}", fault->summary));
-    rest = end == std::string::npos ? "" : rest.substr(end + 2);
+void print_tests(std::string_view title, const ContractNames& names) {
+  if (names.tests.empty() && names.notes.empty()) return;
+  print("\n{}\n", title);
+  for (const std::string& test : names.tests) print("  ./isoshard test {}\n", test);
+  for (const std::string& note : names.notes) print(hanging("  note: ", note));
+}
+
+void print_faults(std::string_view title, const std::vector<std::string>& ids) {
+  if (ids.empty()) return;
+  print("\n{}\n", title);
+  for (const std::string& id : ids) {
+    print("  ./isoshard verify --fault {}\n", id);
+    print(hanging("    ", built_in_fault(id)->summary));
   }
 }
 
 void print_contract(const Contract& contract) {
-  print("contract {}\n\nclaim\n  {}\n\nderivation\n", contract.id, contract.claim);
+  print("contract {}\n\nclaim\n{}\nderivation\n", contract.id, hanging("  ", contract.claim));
   print_indented(derivation_of(contract.id));
-  print("\n");
-  print_names("tests (./isoshard test -R SUITE)", contract.tests);
-  print("\n");
-  print_names("faults and negative controls (./isoshard verify --fault NAME)", contract.faults);
+  const ContractNames breakers = names_in(contract.faults);
+  print_tests("tests", names_in(contract.tests));
+  print_faults("faults: each breaks the claim and must be found", breakers.faults);
+  print_tests("negative controls: each shows that the tests can fail", breakers);
+  print_faults("benign variations: each must conform", breakers.benign);
 }
 
 void print_expected(const Fault& fault) {
@@ -70,10 +77,12 @@ void print_expected(const Fault& fault) {
 
 void print_fault(const Fault& fault) {
   if (fault.expected) {
-    print("fault {} (class {})\n\nthe bug\n  {}\n\nreported in\n  {}\n\n", fault.id,
-          fault.fault_class, fault.summary, fault.source);
+    print("fault {} (class {}: {})\n\nthe bug\n{}\nreported in\n{}\n", fault.id, fault.fault_class,
+          title_of_class(fault.fault_class), hanging("  ", fault.summary),
+          hanging("  ", fault.source));
   } else {
-    print("benign variation {}\n\na legal difference\n  {}\n\n", fault.id, fault.summary);
+    print("benign variation {}\n\na legal difference\n{}\n", fault.id,
+          hanging("  ", fault.summary));
   }
   isoshard::print("subjects\n  {}\n\nsmallest case\n  {}\n\n", fmt::join(fault.subjects, " "),
                   fault.smallest_case().slug());
@@ -81,30 +90,20 @@ void print_fault(const Fault& fault) {
   print("contracts that name it\n");
   bool any = false;
   for (const Contract& contract : contracts()) {
-    const std::string names = ", " + contract.faults + ", ";
-    if (names.find(", " + fault.id + ", ") == std::string::npos) continue;
-    print("  {}: {}\n", contract.id, contract.claim);
+    const ContractNames names = names_in(contract.faults);
+    const std::vector<std::string>& ids = fault.expected ? names.faults : names.benign;
+    if (std::ranges::find(ids, fault.id) == ids.end()) continue;
+    print(hanging("  ", fmt::format("{}: {}", contract.id, contract.claim)));
     any = true;
   }
-  print("{}\nsee it: isoshard verify --fault {}\n", any ? "" : "  none\n", fault.id);
+  print("{}\nsee it: ./isoshard verify --fault {}\n", any ? "" : "  none\n", fault.id);
 }
 
-int run_explain(const ParsedOptions& options) {
-  if (!options.given("id"))
-    throw UsageError(
-        "nothing selected: name a contract (isoshard list contracts) or a fault (isoshard list "
-        "faults)");
-  const auto& id = options.get<std::string>("id");
-  if (const Fault* fault = built_in_fault(id)) {
-    print_fault(*fault);
-    return kExitConforms;
-  }
+void explain(const std::string& id) {
+  if (const Fault* fault = built_in_fault(id)) return print_fault(*fault);
   std::vector<std::string> known;
   for (const Contract& contract : contracts()) {
-    if (contract.id == id) {
-      print_contract(contract);
-      return kExitConforms;
-    }
+    if (contract.id == id) return print_contract(contract);
     known.push_back(contract.id);
   }
   for (const Fault& fault : fault_catalogue()) known.push_back(fault.id);
@@ -115,18 +114,32 @@ int run_explain(const ParsedOptions& options) {
                   id, did_you_mean(id, known)));
 }
 
+int run_explain(const ParsedOptions& options) {
+  if (!options.given("id"))
+    throw UsageError(
+        "nothing selected: name a contract (isoshard list contracts) or a fault (isoshard list "
+        "faults)");
+  bool is_first = true;
+  for (const std::string& id : options.get<std::vector<std::string>>("id")) {
+    if (!is_first) print("\n");
+    is_first = false;
+    explain(id);
+  }
+  return kExitConforms;
+}
+
 }  // namespace
 
 Command explain_command() {
   return {"explain",
           "say what a contract claims, why it holds, and which tests and faults go with it",
-          "explain {CONTRACT,FAULT}",
+          "explain {CONTRACT,FAULT}...",
           "  isoshard explain tp.row.bias\n"
           "  isoshard explain dp_sum_missing",
           [](OptionTable& table) {
-            table.options.add_options()("id", po::value<std::string>(),
-                                        "id of a contract or a fault");
-            table.positional.add("id", 1);
+            table.options.add_options()("id", po::value<std::vector<std::string>>()->composing(),
+                                        "ids of contracts or faults");
+            table.positional.add("id", -1);
           },
           run_explain};
 }

@@ -12,7 +12,6 @@
 
 #include "app/commands.h"
 #include "app/options/attach_options.h"
-#include "app/report_printer.h"
 #include "core/base/atomic_file.h"
 #include "core/base/error.h"
 #include "harness/cli/output.h"
@@ -20,6 +19,7 @@
 #include "harness/cli/progress.h"
 #include "harness/cli/provenance.h"
 #include "harness/cli/report_file.h"
+#include "harness/cli/report_printer.h"
 #include "harness/report/formats/earlier_reports.h"
 #include "harness/report/formats/report_formats.h"
 #include "harness/world/interrupt.h"
@@ -52,7 +52,8 @@ void declare_faults(OptionTable& table) {
       "ids of the catalog (isoshard list faults), as arguments, too; default: all that are built. "
       "After the word run: each in fp32 and bf16, as a table; the word study: random bugs that no "
       "catalog lists, judged by isoshard and by weaker checks");
-  add("class", po::value<std::string>(), "only the faults of these classes, such as AB");
+  add("class", po::value<std::string>(),
+      "only the faults of these classes, such as AB (isoshard list faults names them)");
   add("benign", po::bool_switch(), "the benign variations instead: each must conform");
   auto study = table.group("study");
   study("seed", po::value<std::uint64_t>()->default_value(1), "seed of the stream of random bugs");
@@ -91,6 +92,7 @@ Ids ids_of(const ParsedOptions& options) {
   const std::string classes = options.given("class") ? options.get<std::string>("class") : "";
   if (is_benign && !classes.empty())
     throw UsageError("--class must be left out with --benign: variations have no class");
+  for (const char letter : classes) (void)title_of_class(letter);
   Ids ids;
   for (const Fault& fault : is_benign ? benign_variations() : fault_catalogue())
     if (classes.empty() || classes.find(fault.fault_class) != classes.npos) ids.push_back(fault.id);

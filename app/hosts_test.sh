@@ -14,6 +14,7 @@ mkdir -p -- "$folder"
 cd -- "$folder"
 unset "${!OMPI_COMM_@}" "${!PMIX@}" "${!SLURM_@}" RANK WORLD_SIZE LOCAL_RANK
 export ISOSHARD_HOSTS_TEST=$folder.$$
+export COLUMNS=100000  # what is said is compared, not how it is broken into lines
 autotp=(verify --preset small --attach --subjects autotp --tp 2 --dp 2 --dtype fp32)
 
 # Namespaces of this test, and those that a killed one has left.

@@ -3,9 +3,7 @@
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
-#include <algorithm>
 #include <boost/program_options/value_semantic.hpp>
-#include <span>
 #include <string>
 #include <utility>
 
@@ -14,6 +12,7 @@
 #include "core/base/suggest.h"
 #include "fixtures/cases/presets.h"
 #include "harness/cli/output.h"
+#include "harness/report/text/hanging.h"
 #include "harness/verdict/exit_code.h"
 #include "subjects/model/config/builtin.h"
 #include "subjects/registry/subject_spec.h"
@@ -30,7 +29,7 @@ void list_subjects() {
   for (const SubjectSpec& spec : subject_specs()) {
     if (spec.is_reference()) continue;
     const std::string copy = spec.copy_of.empty() ? "" : fmt::format("copy of {}; ", spec.copy_of);
-    print("{:<10} {}{}\n", spec.name, copy, spec.summary);
+    print(hanging(fmt::format("{:<10} ", spec.name), fmt::format("{}{}", copy, spec.summary)));
   }
 }
 
@@ -50,29 +49,28 @@ void list_cases() {
 }
 
 void list_contracts() {
-  for (const auto& contract : contracts()) print("{:<34} {}\n", contract.id, contract.claim);
+  for (const auto& contract : contracts())
+    print(hanging(fmt::format("{:<34} ", contract.id), contract.claim));
 }
 
-/// Widths of the columns of ids and subjects.
-std::pair<std::size_t, std::size_t> widths_of(std::span<const Fault> faults) {
-  std::size_t id = 0, subjects = 0;
-  for (const Fault& fault : faults) {
-    id = std::max(id, fault.id.size());
-    subjects = std::max(subjects, fmt::format("{}", fmt::join(fault.subjects, " ")).size());
-  }
-  return {id, subjects};
+void print_row(const Fault& fault) {
+  const std::string source = fault.source.empty() ? "" : fmt::format(" [{}]", fault.source);
+  isoshard::print("  {:<36} {}\n", fault.id, fmt::join(fault.subjects, " "));
+  print(hanging("    ", fault.summary + source));
 }
 
 void list_faults() {
-  const auto print_fault = [](const Fault& fault, std::pair<std::size_t, std::size_t> widths) {
-    const std::string subjects = fmt::format("{}", fmt::join(fault.subjects, " "));
-    const std::string source = fault.source.empty() ? "" : fmt::format(" [{}]", fault.source);
-    print("{}  {:<{}}  {:<{}}  {}{}\n", fault.fault_class, fault.id, widths.first, subjects,
-          widths.second, fault.summary, source);
-  };
-  for (const Fault& fault : fault_catalogue()) print_fault(fault, widths_of(fault_catalogue()));
-  print("\nnear misses: legal differences, which must not alarm\n");
-  for (const Fault& miss : benign_variations()) print_fault(miss, widths_of(benign_variations()));
+  char last = '\0';
+  for (const Fault& fault : fault_catalogue()) {
+    if (fault.fault_class != last) {
+      print("{}{}  {}\n", last == '\0' ? "" : "\n", fault.fault_class,
+            title_of_class(fault.fault_class));
+    }
+    last = fault.fault_class;
+    print_row(fault);
+  }
+  print("\nbenign variations: legal differences, which must not alarm\n");
+  for (const Fault& variation : benign_variations()) print_row(variation);
 }
 
 int run_list(const ParsedOptions& options) {

@@ -117,7 +117,7 @@ class ChangeWhenMapped {
  public:
   ChangeWhenMapped(const fs::path& file, std::uintmax_t new_size) : child_(::fork()) {
     if (child_ != 0) return;
-    ::alarm(60);
+    ::alarm(500);
     for (;;) {
       for (const auto& process : fs::directory_iterator("/proc")) {
         const std::string pid = process.path().filename().string();

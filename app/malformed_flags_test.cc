@@ -30,6 +30,8 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         usage("Command", "verfy",
               {"unknown command 'verfy' (did you mean 'verify'?)", "isoshard --help"}),
+        usage("CommandOfThePythonPackage", "judge -- torchrun train.py",
+              {"Python package", "isoshard judge"}),
         usage("Flag", "verify --batch-sise 2",
               {"unknown option '--batch-sise' (did you mean 'batch-size'?)", "--help"}),
         usage("FlagOfAnAlias", "verify --tp_sise 2", {"unknown option '--tp-sise'"}),

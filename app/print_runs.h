@@ -3,7 +3,7 @@
 #pragma once
 #include <string>
 
-#include "app/report_printer.h"
+#include "harness/cli/report_printer.h"
 #include "suite/train/train.h"
 
 namespace isoshard {

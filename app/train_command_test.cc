@@ -110,7 +110,7 @@ TEST(Train, WritesACurveOfEachSubjectAndJudgesIt) {
 
   const Ran result =
       run_isoshard(folder.path(), train({"--subjects", "reference,ddp,autotp", "--tp", "2", "--dp",
-                                         "2", "--log-interval", "5"}));
+                                         "2", "--log-interval", "5", "--verbose"}));
 
   ASSERT_EQ(result.code, 0) << result.output;
   EXPECT_THAT(result.output,

@@ -9,13 +9,13 @@
 #include "app/options/failed_cases.h"
 #include "app/options/job_report.h"
 #include "app/options/verify_options.h"
-#include "app/report_printer.h"
 #include "core/base/error.h"
 #include "harness/cli/man_page.h"
 #include "harness/cli/output.h"
 #include "harness/cli/output_folder.h"
 #include "harness/cli/provenance.h"
 #include "harness/cli/report_file.h"
+#include "harness/cli/report_printer.h"
 #include "harness/report/formats/earlier_reports.h"
 #include "harness/report/formats/report_formats.h"
 #include "harness/report/text/text_report.h"
@@ -90,10 +90,9 @@ int run_verify(const ParsedOptions& given) {
       dump(reports_here() ? request.dump : "", "--dump");
   set_aside_reports(request.output_dir);
   const ReportFile file(options, reports_here());
-  const TextOptions text = terminal_options(request.verbose);
-  TextOptions shown = text;
-  shown.is_brief = request.is_brief;
-  ReportPrinter printer(static_cast<int>(request.cases.size()), shown);
+  TextOptions text = terminal_options();
+  text.shows_tables = request.wants_tables;
+  ReportPrinter printer(static_cast<int>(request.cases.size()), text);
   for (const std::string& line : request.notes) printer.note(line);
   PrintVerdicts output(printer);
   Report report = verify(plan_of(request), output);

@@ -215,8 +215,9 @@ function(_isoshard_gpu_entry entry num_gpus)
       "${why}" ${program} ${ARGN}
       --gtest_filter=${suite}.*:*/${suite}.*
       --gtest_output=xml:${PROJECT_BINARY_DIR}/junit/${entry}.xml)
-  set_tests_properties(${entry} PROPERTIES LABELS "gpu;${ARG_LABELS};${labels};${suite}"
-    TIMEOUT ${ARG_TIMEOUT} SKIP_RETURN_CODE 77 RESOURCE_GROUPS "${num_gpus},gpus:1")
+  set_tests_properties(${entry} PROPERTIES LABELS "gpu;${ARG_LABELS};${labels}"
+    ISOSHARD_SUITES "${suite}" TIMEOUT ${ARG_TIMEOUT} SKIP_RETURN_CODE 77
+    RESOURCE_GROUPS "${num_gpus},gpus:1")
 endfunction()
 
 # isoshard_carry_libraries(TARGET)
@@ -245,7 +246,7 @@ function(isoshard_carry_libraries target)
   add_test(NAME ${target}.libraries
     COMMAND bash ${PROJECT_SOURCE_DIR}/cmake/checks/check_gpu_program.sh $<TARGET_FILE:${target}>
       libtorch_cuda.so libc10_cuda.so)
-  set_tests_properties(${target}.libraries PROPERTIES LABELS "unit;structure" TIMEOUT 60)
+  set_tests_properties(${target}.libraries PROPERTIES LABELS "unit;structure" TIMEOUT 600)
 endfunction()
 
 # isoshard_gpu_test_program(): the program, made when all folders have said what is in it.
@@ -266,8 +267,5 @@ function(isoshard_gpu_test_program)
     isoshard::libtorch_cuda nlohmann_json::nlohmann_json GTest::gmock GTest::gtest)
   _isoshard_reuse_pch(isoshard_gpu_test)
   isoshard_carry_libraries(isoshard_gpu_test)
-  add_test(NAME isoshard_gpu_test.suites COMMAND ${CMAKE_COMMAND}
-    -DPROGRAM=$<TARGET_FILE:isoshard_gpu_test> "-DSUITES=${suites}"
-    -P ${PROJECT_SOURCE_DIR}/cmake/checks/check_suites.cmake)
-  set_tests_properties(isoshard_gpu_test.suites PROPERTIES LABELS "unit;structure" TIMEOUT 60)
+  _isoshard_suites_check(isoshard_gpu_test ${suites})
 endfunction()

@@ -30,6 +30,7 @@ write_basic_package_version_file(${PROJECT_BINARY_DIR}/isoshard-config-version.c
   SameMinorVersion)
 install(FILES ${PROJECT_BINARY_DIR}/isoshard-config.cmake
   ${PROJECT_BINARY_DIR}/isoshard-config-version.cmake
+              ${PROJECT_SOURCE_DIR}/cmake/IsoshardAddTest.cmake
               ${PROJECT_SOURCE_DIR}/cmake/FindLibTorch.cmake
               ${PROJECT_SOURCE_DIR}/cmake/FindXxHash.cmake
   DESTINATION ${_isoshard_package_dir})

@@ -152,10 +152,11 @@ endfunction()
 # isoshard_test(NAME SOURCES ... SUITES "Suite" "Suite:label,label" ... [DEPS ...] [LABELS ...]
 #               [TIMEOUT s] [PLAIN])
 #   One gtest program. Entries of ctest: NAME.Suite for each listed suite with labels after a colon,
-#   and NAME.units, which runs all others in one process (a process that loads LibTorch takes 0.25
-#   s). A parametrized suite Prefix/Suite is listed as Suite. An entry has LABELS, the labels after
-#   the colon, the names of its suites as labels, and a TIMEOUT (default 120 s). It fails when the
-#   program holds a suite that is not listed, or lacks one that is.
+#   and NAME.in_process, which runs all others in one process (a process that loads LibTorch takes
+#   0.25 s). A parametrized suite Prefix/Suite is listed as Suite. An entry has LABELS, the labels
+#   after the colon, and a TIMEOUT (default 600 s). It fails when the program holds a suite that is
+#   not listed, or lacks one that is. `./isoshard test SUITE` finds it by its property
+#   ISOSHARD_SUITES (cmake/list_tests.cmake).
 #   Labels world2, world3, ... say which sizes the suite's worlds have (all of them but 1); the
 #   entry fails if that is not so.
 #   Label 1ofN: the entry runs one of N shares of the suite's tests, and entries
@@ -174,7 +175,7 @@ function(isoshard_test name)
     return()
   endif()
   if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 120)
+    set(ARG_TIMEOUT 600)
   endif()
   _isoshard_add_test_program(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE ${ARG_DEPS})
@@ -186,13 +187,13 @@ function(isoshard_test name)
     _isoshard_reuse_pch(${name})
   endif()
   list(TRANSFORM ARG_SUITES REPLACE ":.*" "" OUTPUT_VARIABLE suites)
-  set(units)
+  set(in_process)
   foreach(entry IN LISTS ARG_SUITES)
     string(REPLACE ":" ";" labels "${entry}")
     list(POP_FRONT labels suite)
     string(REPLACE "," ";" labels "${labels}")
     if(NOT labels AND NOT ARG_PLAIN)
-      list(APPEND units ${suite})
+      list(APPEND in_process ${suite})
       continue()
     endif()
     set(shares 1)
@@ -205,15 +206,20 @@ function(isoshard_test name)
         ${ARG_TIMEOUT} "${ARG_PLAIN}" ${ARG_LABELS} ${labels})
     endforeach()
   endforeach()
-  if(units)
-    _isoshard_suite_entry(${name} units "${units}" "${suites}" 1 1 ${ARG_TIMEOUT} FALSE
+  if(in_process)
+    _isoshard_suite_entry(${name} in_process "${in_process}" "${suites}" 1 1 ${ARG_TIMEOUT} FALSE
       ${ARG_LABELS})
   endif()
   if(ARG_PLAIN)
-    add_test(NAME ${name}.suites COMMAND ${CMAKE_COMMAND} -DPROGRAM=$<TARGET_FILE:${name}>
-      "-DSUITES=${suites}" -P ${PROJECT_SOURCE_DIR}/cmake/checks/check_suites.cmake)
-    set_tests_properties(${name}.suites PROPERTIES LABELS "unit;structure" TIMEOUT 60)
+    _isoshard_suites_check(${name} ${suites})
   endif()
+endfunction()
+
+# The entry NAME.suites: the program holds the listed suites and no others.
+function(_isoshard_suites_check name)
+  add_test(NAME ${name}.suites COMMAND ${CMAKE_COMMAND} -DPROGRAM=$<TARGET_FILE:${name}>
+    "-DSUITES=${ARGN}" -P ${PROJECT_SOURCE_DIR}/cmake/checks/check_suites.cmake)
+  set_tests_properties(${name}.suites PROPERTIES LABELS "unit;structure" TIMEOUT 600)
 endfunction()
 
 # The entry of ctest NAME.KIND for one of `shares` shares (GoogleTest's shards) of some suites of a
@@ -257,8 +263,8 @@ function(_isoshard_suite_entry name kind suites all share shares timeout plain)
       list(APPEND environment "ISOSHARD_WORLD_SIZES=${sizes}")
     endif()
   endif()
-  set_tests_properties(${entry} PROPERTIES LABELS "${labels};${suites}" TIMEOUT ${timeout}
-    ENVIRONMENT "${environment}")
+  set_tests_properties(${entry} PROPERTIES LABELS "${labels}" TIMEOUT ${timeout}
+    ENVIRONMENT "${environment}" ISOSHARD_SUITES "${suites}")
 endfunction()
 
 # isoshard_mpi_command(VARIABLE)
@@ -269,24 +275,24 @@ function(isoshard_mpi_command variable)
     --mca mpi_yield_when_idle 1 PARENT_SCOPE)
 endfunction()
 
-# isoshard_mpi_test(NAME SOURCES ... WORLD_SIZES n... [SLOW_WORLD_SIZES n...] [DEPS ...]
-#                   [LABELS ...] [TIMEOUT s])
+# isoshard_mpi_test(NAME SOURCES ... SUITES ... WORLD_SIZES n... [SLOW_WORLD_SIZES n...]
+#                   [DEPS ...] [LABELS ...] [TIMEOUT s])
 #   One gtest program whose ranks are processes of mpirun, and one ctest entry NAME.nN for each size
 #   of world, with labels mpi and worldN, and slow for those of SLOW_WORLD_SIZES. Each entry runs
 #   the tests of its size. It fails if MPI makes a world of another size, and if a test fails on any
-#   rank. Does nothing without MPI.
+#   rank. A further entry, NAME.suites, checks SUITES. Does nothing without MPI.
 function(isoshard_mpi_test name)
   cmake_parse_arguments(PARSE_ARGV 1 ARG "" "TIMEOUT"
-    "SOURCES;WORLD_SIZES;SLOW_WORLD_SIZES;DEPS;LABELS")
-  if(ARG_UNPARSED_ARGUMENTS OR NOT ARG_WORLD_SIZES)
-    message(FATAL_ERROR
-      "isoshard_mpi_test(${name}): needs WORLD_SIZES; unknown: ${ARG_UNPARSED_ARGUMENTS}")
+    "SOURCES;SUITES;WORLD_SIZES;SLOW_WORLD_SIZES;DEPS;LABELS")
+  if(ARG_UNPARSED_ARGUMENTS OR NOT ARG_WORLD_SIZES OR NOT ARG_SUITES)
+    message(FATAL_ERROR "isoshard_mpi_test(${name}): needs SUITES and WORLD_SIZES; unknown: "
+      "${ARG_UNPARSED_ARGUMENTS}")
   endif()
   if(NOT ISOSHARD_BUILD_TESTS OR NOT MPI_C_FOUND)
     return()
   endif()
   if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 120)
+    set(ARG_TIMEOUT 600)
   endif()
   _isoshard_add_test_program(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE isoshard::mpi_testing ${ARG_DEPS})
@@ -305,29 +311,31 @@ function(isoshard_mpi_test name)
     if(size GREATER 2)
       set(processors 2)
     endif()
-    set_tests_properties(${entry} PROPERTIES LABELS "${labels}"
+    set_tests_properties(${entry} PROPERTIES LABELS "${labels}" ISOSHARD_SUITES "${ARG_SUITES}"
       TIMEOUT ${ARG_TIMEOUT} PROCESSORS ${processors})
   endforeach()
+  _isoshard_suites_check(${name} ${ARG_SUITES})
 endfunction()
 
-# isoshard_stand_in_test(NAME SOURCES ... WORLD_SIZES n... [SLOW n2 device.n3 ...] [DEPS ...]
-#                        [LABELS ...] [TIMEOUT s])
+# isoshard_stand_in_test(NAME SOURCES ... SUITES ... WORLD_SIZES n... [SLOW n2 device.n3 ...]
+#                        [DEPS ...] [LABELS ...] [TIMEOUT s])
 #   One gtest program of the nccl backend over a stand-in for CUDA and NCCL, whose ranks are forked
 #   at its start, and two ctest entries for each size of world: NAME.nN, whose tests hand buffers of
 #   the host to communicators, and NAME.device.nN, where they are on the (stand-in's) device. Labels
-#   nccl and worldN, and slow for those that SLOW names.
+#   nccl and worldN, and slow for those that SLOW names. A further entry, NAME.suites, checks
+#   SUITES.
 function(isoshard_stand_in_test name)
   cmake_parse_arguments(PARSE_ARGV 1 ARG "" "TIMEOUT"
-    "SOURCES;WORLD_SIZES;SLOW;DEPS;LABELS")
-  if(ARG_UNPARSED_ARGUMENTS OR NOT ARG_WORLD_SIZES)
-    message(FATAL_ERROR
-      "isoshard_stand_in_test(${name}): needs WORLD_SIZES; unknown: ${ARG_UNPARSED_ARGUMENTS}")
+    "SOURCES;SUITES;WORLD_SIZES;SLOW;DEPS;LABELS")
+  if(ARG_UNPARSED_ARGUMENTS OR NOT ARG_WORLD_SIZES OR NOT ARG_SUITES)
+    message(FATAL_ERROR "isoshard_stand_in_test(${name}): needs SUITES and WORLD_SIZES; unknown: "
+      "${ARG_UNPARSED_ARGUMENTS}")
   endif()
   if(NOT ISOSHARD_BUILD_TESTS)
     return()
   endif()
   if(NOT ARG_TIMEOUT)
-    set(ARG_TIMEOUT 120)
+    set(ARG_TIMEOUT 600)
   endif()
   _isoshard_add_test_program(${name} ${ARG_SOURCES})
   target_link_libraries(${name} PRIVATE isoshard::stand_in_main isoshard::nccl_testing
@@ -345,8 +353,9 @@ function(isoshard_stand_in_test name)
       endif()
       add_test(NAME ${entry} COMMAND ${name} --ranks=${size} --buffers=${buffers}
         --gtest_output=xml:${PROJECT_BINARY_DIR}/junit/${entry}.xml)
-      set_tests_properties(${entry} PROPERTIES LABELS "${labels}"
+      set_tests_properties(${entry} PROPERTIES LABELS "${labels}" ISOSHARD_SUITES "${ARG_SUITES}"
         TIMEOUT ${ARG_TIMEOUT} PROCESSORS ${size})
     endforeach()
   endforeach()
+  _isoshard_suites_check(${name} ${ARG_SUITES})
 endfunction()

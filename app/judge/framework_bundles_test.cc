@@ -3,6 +3,7 @@
 /// and each planted bug is found with the first tensor, rank and cause that expected.json says.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <stdlib.h>
 
 #include <algorithm>
 #include <filesystem>
@@ -103,14 +104,14 @@ std::uintmax_t bytes_below(const fs::path& folder) {
   return sum;
 }
 
-/// The line of a report that says the verdict, the last one that is not empty.
+/// The line of a report in full that says the verdict.
 std::string verdict_of(const std::string& report) {
   std::istringstream stream(report);
-  std::string verdict;
   for (std::string line; std::getline(stream, line);) {
-    if (!line.empty()) verdict = line;
+    for (const char* const word : {"CONFORMS", "DIVERGES", "VACUOUS", "INCOMPLETE"})
+      if (line.starts_with(word)) return line;
   }
-  return verdict;
+  return "";
 }
 
 class FrameworkBundles : public ::testing::TestWithParam<StoredRun> {};
@@ -119,10 +120,13 @@ TEST_P(FrameworkBundles, GetTheExpectedVerdict) {
   const StoredRun& run = GetParam();
   const fs::path folder = bundles() / run.framework;
   std::vector<std::string> arguments = {"compare", (folder / "reference").string(),
-                                        (folder / run.name).string()};
+                                        (folder / run.name).string(), "--verbose"};
   arguments.insert(arguments.end(), run.options.begin(), run.options.end());
 
-  const ChildResult result = run_in_child([&] { return run_judge(arguments); });
+  const ChildResult result = run_in_child([&] {
+    ::setenv("COLUMNS", "100000", 1);  // no line is broken
+    return run_judge(arguments);
+  });
 
   ASSERT_THAT(result.error, IsEmpty());
   EXPECT_EQ(result.exit_code, run.name == "right" ? 0 : 1) << result.output;

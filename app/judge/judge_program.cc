@@ -2,6 +2,8 @@
 /// The commands of isoshard-judge: those of isoshard that need no LibTorch.
 #include "app/judge/judge_program.h"
 
+#include <fmt/format.h>
+
 #include <array>
 #include <clocale>
 
@@ -16,11 +18,14 @@ namespace isoshard {
 int run_judge(const std::vector<std::string>& arguments) {
   prepare_output();
   std::setlocale(LC_ALL, "C");
-  const ProgramWords words{
+  ProgramWords words{
       "isoshard-judge",
       "isoshard-judge judges stored runs of parallel training. It runs nothing and needs no "
       "LibTorch.",
       "", "compare runs/reference runs/ddp"};
+  for (const char* name : {"convert", "judge", "preflight"})
+    words.elsewhere[name] =
+        fmt::format("a command of the Python package: python -m isoshard {}", name);
   const Command compare = compare_command(
       "  isoshard-judge compare runs/reference runs/ddp               two bundles\n"
       "  isoshard-judge compare --input-dir runs                      every run of a folder\n"

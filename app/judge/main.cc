@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /// isoshard-judge: the part of isoshard that judges stored runs, without LibTorch.
 #include "app/judge/judge_program.h"
+#include "harness/cli/output.h"
 
 int main(int argc, char** argv) {
+  if (argc > 0) isoshard::set_started_as(argv[0]);
   return isoshard::run_judge({argv + 1, argv + argc});
 }

@@ -13,13 +13,25 @@ function(run code pattern)
   set(output "${output}" PARENT_SCOPE)
 endfunction()
 
+# What is said is compared, not how it is broken into lines.
+set(ENV{COLUMNS} 100000)
+
+# without_this_run(TEXT VARIABLE): the text without the program that repeats it and the seconds that
+# it took.
+function(without_this_run text variable)
+  string(REGEX REPLACE "(\n  Repeat it +)[^ \n]+ " "\\1" text "${text}")
+  string(REGEX REPLACE " in [0-9.]+ (s|min)(\n|$)" "\\2" text "${text}")
+  set(${variable} "${text}" PARENT_SCOPE)
+endfunction()
+
 # expect_same(CODE PATTERN ARGUMENTS...): of compare, by PROGRAM (isoshard) and by JUDGE
 # (isoshard-judge), which print the same.
 function(expect_same code pattern)
   run(${code} "${pattern}" ${PROGRAM} compare ${ARGN})
-  set(expected "${output}")
+  without_this_run("${output}" expected)
   run(${code} "${pattern}" ${JUDGE} compare ${ARGN})
   string(REPLACE "isoshard-judge: " "isoshard: " output "${output}")
+  without_this_run("${output}" output)
   if(NOT output STREQUAL expected)
     message(FATAL_ERROR
       "compare ${ARGN}: isoshard says\n${expected}\nand isoshard-judge\n${output}")

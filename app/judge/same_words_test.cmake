@@ -26,6 +26,7 @@ foreach(name PROGRAM JUDGE)
   foreach(file report.json report.txt)
     file(READ ${FOLDER}/${name}/${file} ${name}_${file})
   endforeach()
+  without_this_run("${${name}_report.txt}" ${name}_report.txt)
 endforeach()
 foreach(file report.json report.txt)
   # a report says which program wrote it, with which versions

@@ -18,6 +18,7 @@
 #include "fixtures/cases/resumed_case.h"
 #include "fixtures/cases/setting.h"
 #include "fixtures/inputs/inputs.h"
+#include "harness/cli/output.h"
 #include "harness/cli/report_file.h"
 #include "subjects/registry/subject_spec.h"
 #include "suite/faults/fault.h"
@@ -338,9 +339,9 @@ TrainRequest train_request_of(const ParsedOptions& options) {
 
 std::string look_further(const TrainRequest& request, const Case& item, int steps) {
   const bool has_tp = has_tp_axis(item.subject);
-  return fmt::format("isoshard verify --subjects {}{} --dp {} --steps {} {}", item.subject,
-                     has_tp ? fmt::format(" --tp {}", item.degrees.tp) : "", item.degrees.dp, steps,
-                     fmt::join(request.verify_flags, " "));
+  return fmt::format("{} verify --subjects {}{} --dp {} --steps {} {}", started_as("isoshard"),
+                     item.subject, has_tp ? fmt::format(" --tp {}", item.degrees.tp) : "",
+                     item.degrees.dp, steps, fmt::join(request.verify_flags, " "));
 }
 
 }  // namespace isoshard

@@ -284,11 +284,10 @@ void declare_verify_options(OptionTable& table) {
          "on: print all runs side by side at the end (losses, norms, differences from the "
          "reference and "
          "from ddp); local: also what rank 0 alone holds, as tools see that take one rank's shard "
-         "for the whole; off; auto: on with several runs");
+         "for the whole; off; auto: with several runs they are made, and --verbose prints them");
   output("coverage", po::bool_switch(),
          "run nothing: print which features the chosen cases exercise, and for each other one the "
          "flags that do");
-  output("verbose", po::bool_switch(), "show every tensor, not the summary tables only");
   declare_report_file(table);
   declare_case_options(table);
   declare_attach_options(table);
@@ -316,6 +315,7 @@ VerifyRequest verify_request_of(const ParsedOptions& options) {
     request.notes.push_back(std::move(note));
   order_for_tables(request.cases);
   request.tables = parse_tables_of(options, request.cases.size());
+  request.wants_tables = request.tables && options.get<std::string>("tables") != "auto";
   request.local_tables = request.tables && options.get<std::string>("tables") == "local";
   if (options.given("dump")) request.dump = options.get<std::string>("dump");
   if (options.given("output-dir")) request.output_dir = options.get<std::string>("output-dir");
@@ -324,9 +324,7 @@ VerifyRequest verify_request_of(const ParsedOptions& options) {
     // a subject without one is refused here
     for (const Case& item : request.cases) (void)numerics_of(item);
   }
-  request.verbose = options.get<bool>("verbose");
   request.coverage = parse_coverage(options);
-  request.is_brief = is_thorough(options) && !request.verbose;
   request.fail_fast = options.get<bool>("fail-fast");
   if (request.fail_fast && options.get<bool>("attach"))
     throw UsageError(

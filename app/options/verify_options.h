@@ -25,10 +25,9 @@ struct VerifyRequest {
   Strength require = Strength::kNone;  ///< what each verdict must be at least
   bool tables = false;                 ///< put the runs side by side at the end
   bool local_tables = false;           ///< with what rank 0 alone holds
-  bool verbose = false;
-  bool coverage = false;           ///< nothing is run: what the cases exercise is told
-  bool is_brief = false;           ///< of a case that conforms only its verdict line is shown
-  std::vector<std::string> notes;  ///< what is told before anything runs
+  bool wants_tables = false;           ///< the user asked for them
+  bool coverage = false;               ///< nothing is run: what the cases exercise is told
+  std::vector<std::string> notes;      ///< what is told before anything runs
 };
 
 void declare_verify_options(OptionTable& table);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Test helper: one row is one bad input, given to the whole program in a child process.
 #pragma once
+#include <stdlib.h>
 #include <sys/syscall.h>
 
 #include <cerrno>
@@ -50,11 +51,13 @@ inline std::map<std::string, std::string> tree_of(const std::filesystem::path& f
   return tree;
 }
 
-/// Runs the program in `folder`. `prepare` runs in the child before it: limits, refusals.
+/// Runs the program in `folder`; its lines are not broken, as on a wide terminal. `prepare` runs in
+/// the child before it: limits, refusals.
 inline ChildResult run_isoshard(const std::filesystem::path& folder, const Arguments& arguments,
                                 const std::function<void()>& prepare = nullptr) {
   return run_in_child([&] {
     std::filesystem::current_path(folder);
+    ::setenv("COLUMNS", "100000", 1);
     if (prepare) prepare();
     return run_program(arguments);
   });

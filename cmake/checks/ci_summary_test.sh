@@ -20,6 +20,7 @@ expect() {  # WHAT PATTERN TEXT
 cat >"$folder/CTestTestfile.cmake" <<'TESTS'
 add_test(sums_test.Adds sh -c "echo right")
 add_test(sums_test.Rounds sh -c "echo '1 </pre> 2 | 3'; exit 1")
+add_test(wide_mpi.n2 false)
 add_test(comm_test.Sends sh -c "kill -SEGV $$")
 add_test(comm_test.Waits sleep 60)
 set_tests_properties(comm_test.Waits PROPERTIES TIMEOUT 1)
@@ -33,15 +34,23 @@ cat >"$folder/junit/sums_test.Rounds.xml" <<'REPORT'
 <failure message="must be 2, got 3&#x0A;at element 7" type=""/></testcase>
 <testcase name="Down" classname="All/Rounds"/></testsuite></testsuites>
 REPORT
+cat >"$folder/junit/wide_mpi.n2.xml" <<'REPORT'
+<testsuites><testsuite name="Sums"><testcase name="Add" classname="Sums">
+<failure message="must be 2" type=""/></testcase></testsuite></testsuites>
+REPORT
 (cd "$folder" && ctest --output-junit ctest.xml --output-log ctest.log >/dev/null 2>&1) || true
 
 text=$("$summary" "$folder" --title "a <title>")
-expect title '^## a &lt;title&gt;: 4 of 6 failed$' "$text"
-expect numbers '^6 selected, 4 ran, 1 crashed, 1 timed out, 1 not run, 1 failed, 1 skipped' "$text"
+expect title '^## a &lt;title&gt;: 5 of 7 failed$' "$text"
+expect numbers '^7 selected, 5 ran, 1 crashed, 1 timed out, 1 not run, 2 failed, 1 skipped' "$text"
 order=$(grep -oE '^### (comm|sums)_test\.[A-Za-z]+' <<<"$text" | tr '\n' ' ')
 expect order '^### comm_test.Sends ### comm_test.Waits ### comm_test.Gone ### sums_test.Rounds $' \
   "$order"
-expect command "test -R (&#x27;)?\^sums_test\\\\\.Rounds\\$" "$text"
+expect command '^<pre>./isoshard test All/Rounds.HalfToEven/bf16$' "$text"
+expect 'command of an entry' '^<pre>./isoshard test comm_test.Sends</pre>$' "$text"
+expect 'command of a world' '^<pre>./isoshard test wide_mpi.n2$' "$text"
+expect 'its program' \
+  '^mpirun .*-n 2 .*tests/wide_mpi --expect-world-size=2 --gtest_filter=Sums.Add' "$text"
 expect filter 'tests/sums_test --gtest_filter=All/Rounds.HalfToEven/bf16' "$text"
 expect message 'must be 2, got 3' "$text"
 expect skip '^- python.live: SKIPPED: no torch$' "$text"
@@ -65,7 +74,7 @@ expect annotation \
 expect 'one line' '%0A::error::100 %25$' "$marks"
 expect 'without a place' '^::error title=comm_test.Sends%3A crashed::' "$marks"
 expect 'worst first' 'comm_test.Sends' "$(head -n 1 <<<"$marks")"
-expect 'how many' '^4$' "$(grep -c '^::error ' <<<"$marks")"
+expect 'how many' '^5$' "$(grep -c '^::error ' <<<"$marks")"
 mkdir -p -- "$folder/many"
 for i in $(seq 14); do echo "add_test(many.$i false)"; done >"$folder/many/CTestTestfile.cmake"
 (cd "$folder/many" && ctest --output-junit ctest.xml >/dev/null 2>&1) || true

@@ -13,7 +13,8 @@ unset "${!OMPI_@}" "${!PMI@}" "${!SLURM_@}" "${!ISOSHARD_@}" LIBTORCH_ROOT CXX
 cp -- "$launcher" "$work/tree/isoshard"
 cd -- "$work/tree"
 touch CMakeLists.txt src/a.cc
-export CALLS=$work/calls XDG_CACHE_HOME=$work/cache PATH=$work/stand-ins:$PATH
+export CALLS=$work/calls STAND_INS=$work/stand-ins FAKE_INDEX=$work/index
+export XDG_CACHE_HOME=$work/cache PATH=$work/stand-ins:$PATH
 export LIBTORCH_ROOT=$work/torch ISOSHARD_SKIP_PACKAGES=1
 : >"$CALLS"
 
@@ -25,7 +26,7 @@ stand_in cmake <<'END'
 case $1 in
   --version) echo "cmake version ${FAKE_CMAKE_VERSION:-3.31.0}"; exit ;;
   --build)
-    echo build >>"$CALLS"
+    echo build "${*:4:$#-5}" >>"$CALLS"
     [[ -z ${FAKE_BROKEN:-} ]] || { echo "a.cc: error: planted"; exit 1; }
     mkdir -p "$2/bin"
     [[ $* != *"--target isoshard_judge_app isoshard_ranks_c "* ]] || {
@@ -40,11 +41,17 @@ case $1 in
       echo 'exit ${FAKE_CODE:-0}'
     } >"$2/bin/isoshard"
     chmod +x "$2/bin/isoshard"
-    [[ $2 != *-gpu ]] || mv "$2/bin/isoshard" "$2/bin/isoshard-gpu" ;;
+    [[ $2 != *-gpu ]] || mv "$2/bin/isoshard" "$2/bin/isoshard-gpu"
+    for target in "$@"; do
+      [[ $target != tests/* ]] || install -D "$STAND_INS/gtest" "$2/$target"
+    done ;;
+  -DBUILD=*)
+    echo index >>"$CALLS"
+    sed "s,@BUILD@,${1#-DBUILD=},g" "$FAKE_INDEX" >"${2#-DINDEX=}" ;;
   *)
     echo configure "$*" >>"$CALLS"
     while [[ $1 != -B ]]; do shift; done
-    touch "$2/build.ninja" ;;
+    printf 'build %s: link\n' bin/isoshard tests/sums_test tests/wide_test >"$2/build.ninja" ;;
 esac
 END
 stand_in ctest <<'END'
@@ -52,6 +59,47 @@ echo "ctest $*" >>"$CALLS"
 while [[ $1 != --output-junit ]]; do shift; done
 printf '<testsuite name="x"\n\ttests="%s"\n\tfailures="0"\n' "${FAKE_TESTS:-3}" >"$2"
 exit "${FAKE_CODE:-0}"
+END
+# A GoogleTest program with these tests.
+stand_in gtest <<'END'
+filter='*' list='' also=''
+for argument in "$@"; do
+  case $argument in
+    --gtest_filter=*) filter=${argument#*=} ;;
+    --gtest_list_tests) list=1 ;;
+    --gtest_also_run_disabled_tests) also=1 ;;
+  esac
+done
+fits() {
+  local pattern
+  local IFS=:
+  set -f
+  for pattern in $2; do [[ $1 != $pattern ]] || return 0; done
+  return 1
+}
+no=''
+[[ $filter != *-* ]] || no=${filter#*-}
+suite='' ran=0
+for name in Sums.Adds Sums.DISABLED_Fails All/Sums.Rounds/bf16 All/Sums.Rounds/fp32 Waits.Ends; do
+  fits "$name" "${filter%%-*}" && ! fits "$name" "$no" || continue
+  if [[ -n $list ]]; then
+    [[ $suite == "${name%%.*}" ]] || echo "${name%%.*}."
+    suite=${name%%.*}
+    echo "  ${name#*.}  # GetParam() = 1"
+  elif [[ $name != *DISABLED* || -n $also ]]; then
+    echo "ran $name"
+    ((++ran))
+  fi
+done
+[[ -z $list ]] || exit "${FAKE_LIST_CODE:-0}"
+echo "run ${0##*/} $*" >>"$CALLS"
+((ran)) || exit 2
+exit "${FAKE_CODE:-0}"
+END
+stand_in mpiexec <<'END'
+echo "mpiexec $2 A=$A" >>"$CALLS"
+shift 2
+exec "$@"
 END
 stand_in apt-get <<'END'
 echo "apt-get $*" >>"$CALLS"
@@ -108,8 +156,9 @@ mkdir -p .ci
 printf '%s\n' '#!/usr/bin/env bash' 'echo "wheel $*" >>"$CALLS"' 'echo "$1/a b.whl"' \
   '[[ -x $ISOSHARD_JUDGE && -z ${FAKE_BROKEN:-} ]]' >.ci/wheel
 chmod +x .ci/wheel
-expect 0 "pip install 'out/a b.whl'" "configure build wheel" ./isoshard wheel out
-expect 4 "could not be built" "wheel" env FAKE_BROKEN=1 ./isoshard wheel
+expect 0 "pip install 'out/a b.whl'" "python3 configure build wheel" ./isoshard wheel out
+expect 4 "could not be built" "python3 wheel" env FAKE_BROKEN=1 ./isoshard wheel
+expect 4 "a Python with pip" "" env ISOSHARD_PYTHON=/nonexistent ./isoshard wheel
 expect 0 "./isoshard wheel" "" ./isoshard wheel --help
 expect 2 "./isoshard wheel" "" ./isoshard wheel --wrong
 expect 2 "./isoshard wheel" "" ./isoshard wheel one two
@@ -167,6 +216,89 @@ expect 2 "no test ran" "build ctest" env FAKE_CODE=8 FAKE_TESTS=0 ./isoshard tes
 expect 2 "no test ran" "build ctest" env FAKE_TESTS=0 ./isoshard test -R nope
 expect 4 "" "build ctest" env FAKE_CODE=3 ./isoshard test
 
+# Tests by name: only what they need is built, and the command of each run is printed.
+tab=$'\t'
+cat >"$FAKE_INDEX" <<END
+sums_test.Sums${tab}Sums${tab}unit${tab}-${tab}'@BUILD@/tests/sums_test'${tab}--gtest_filter=Sums.*
+sums_test.Sums.2of2${tab}Sums${tab}unit,slow${tab}-${tab}'@BUILD@/tests/sums_test'${tab}-
+sums_test.in_process${tab}Waits,Others${tab}unit${tab}-${tab}'@BUILD@/tests/sums_test'${tab}-
+wide_test.n2${tab}Waits${tab}mpi${tab}A='b c'${tab}mpiexec -n 2 '@BUILD@/tests/wide_test'${tab}-
+wide_test.n4${tab}Waits${tab}mpi,slow${tab}A=b${tab}mpiexec -n 4 '@BUILD@/tests/wide_test'${tab}-
+pages${tab}-${tab}unit${tab}-${tab}bash pages.sh '@BUILD@/bin/isoshard' '@BUILD@/pages'${tab}-
+package${tab}-${tab}slow${tab}-${tab}bash package.sh '-DBUILD=@BUILD@'${tab}-
+python.live${tab}-${tab}slow,live${tab}-${tab}bash live.sh${tab}-
+END
+# expect_run CODE OUTPUT_PART NOTES COMMAND...: NOTES are the stand-ins' notes, without the index's,
+# separated by ";".
+expect_run() {
+  local code=0 output notes want_code=$1 want_part=$2 want_notes=$3
+  shift 3
+  : >"$CALLS"
+  output=$("$@" 2>&1 </dev/null) || code=$?
+  notes=$(sed '/^index$/d' "$CALLS" | paste -sd';')
+  [[ $code == "$want_code" && $output == *"$want_part"* && $notes == "$want_notes" ]] \
+    || failed "$*
+  exit code $code, expected $want_code
+  notes '$notes', expected '$want_notes'
+  output, expected to hold '$want_part': $output"
+}
+run=(./isoshard test)
+expect_run 0 "'build/tests/sums_test' --gtest_filter='Sums.*:*/Sums.*'" \
+  "build tests/sums_test;run sums_test --gtest_filter=Sums.*:*/Sums.*" "${run[@]}" Sums
+expect_run 0 "sums_test' --gtest_filter=Sums.Adds --gtest_repeat=2" \
+  "build tests/sums_test;run sums_test --gtest_filter=Sums.Adds --gtest_repeat=2" \
+  "${run[@]}" Sums.Adds --gtest_repeat=2
+expect_run 0 "ran All/Sums.Rounds/bf16" \
+  "build tests/sums_test;run sums_test --gtest_filter=*/Sums.Rounds/*" "${run[@]}" Sums.Rounds
+expect_run 0 "" "build tests/sums_test;run sums_test --gtest_filter=All/Sums.Rounds/fp32" \
+  "${run[@]}" All/Sums.Rounds/fp32
+expect_run 0 "" "build tests/sums_test;run sums_test\
+ --gtest_filter=S?ms.A*:Sums.*-*.Rounds:*/*.Rounds:*.Rounds/*:*/*.Rounds/*" \
+  "${run[@]}" 'S?ms.A*:Sums-*.Rounds'
+expect_run 0 "" "build tests/sums_test;run sums_test --gtest_filter=*-Sums.*:*/Sums.*" \
+  "${run[@]}" sums_test-Sums
+# A disabled test runs when it is named, and not otherwise.
+expect_run 2 "no test ran" "build tests/sums_test" "${run[@]}" 'Sums.*Fails'
+expect_run 0 "ran Sums.DISABLED_Fails" "build tests/sums_test;run sums_test\
+ --gtest_filter=Sums.DISABLED_Fails --gtest_also_run_disabled_tests" \
+  "${run[@]}" Sums.DISABLED_Fails
+# A slow way to run a suite is left out where there is another one, and said.
+expect_run 0 "name them to run them): wide_test.n4" "build tests/sums_test tests/wide_test;\
+run sums_test --gtest_filter=Waits.*;mpiexec 2 A=b c;run wide_test --gtest_filter=Waits.*" \
+  "${run[@]}" Waits
+expect_run 0 "env A='b c' mpiexec -n 2 'build/tests/wide_test'" "" "${run[@]}" -N Waits
+# Entries of ctest
+expect 0 "bash pages.sh 'build/bin/isoshard'" "build ctest" "${run[@]}" pages
+[[ $(<"$CALLS") == "build bin/isoshard"* && $(<"$CALLS") == *"-R ^(pages)\$"* ]] \
+  || failed "pages: $(<"$CALLS")"
+expect 0 "" "build ctest" "${run[@]}" package
+[[ $(<"$CALLS") == "build all"* ]] || failed "package: $(<"$CALLS")"
+expect 0 "" "ctest" env ISOSHARD_PYTHON=python3 "${run[@]}" 'python.*'
+# What is wrong
+expect_run 2 "did you mean Sums?" "build build.ninja" "${run[@]}" Smus
+expect_run 2 "did you mean Sums.Adds?" "build tests/sums_test" "${run[@]}" Sums.Addz
+expect_run 2 "did you mean sums_test?" "build build.ninja" "${run[@]}" Sums:sms_test
+expect_run 2 "-V is an option of ctest" "" "${run[@]}" Sums -V
+for code in 1 139; do
+  expect_run 1 "" "build tests/sums_test;run sums_test --gtest_filter=Sums.Adds" \
+    env FAKE_CODE=$code "${run[@]}" Sums.Adds
+done
+expect_run 1 "" "build tests/sums_test;run sums_test\
+ --gtest_filter=Sums.Adds:*/Sums.Adds:Sums.Adds/*:*/Sums.Adds/*" \
+  env FAKE_CODE=139 FAKE_LIST_CODE=139 "${run[@]}" Sums.Adds
+expect_run 4 "error: planted" "build tests/sums_test" env FAKE_BROKEN=1 "${run[@]}" Sums
+# An option's value is no name.
+for options in "-j 2" "-R Sums" "-E x -L unit" "--timeout 5 -VV" "-j -V" "-LE slow" "--repeat x"; do
+  read -r -a words <<<"$options"
+  expect 0 "" "build ctest" "${run[@]}" "${words[@]}"
+  [[ $(<"$CALLS") == "build all"* ]] || failed "$options: $(<"$CALLS")"
+done
+# The program does not count as built when tests are.
+touch src/d.cc
+expect_run 0 "" "build tests/sums_test;run sums_test --gtest_filter=Sums.Adds" \
+  "${run[@]}" Sums.Adds
+expect 0 "[x]" "build" ./isoshard x
+
 # The environment of the live tests: made once for one text of the pins, never half.
 mkdir -p python
 printf '%s\n' '# pins' one==1 two '' 'three==3  # --no-build-isolation' 'four==4  # --no-deps' \
@@ -188,11 +320,12 @@ expect 0 "" "build venv pip pip pip ctest" ./isoshard test -L live
   "pip one==1 two pip --no-build-isolation three==3 pip --no-deps four==4" ]] \
   || failed "other packages or options: $(<"$CALLS")"
 expect 0 "" "build ctest" ./isoshard test -L live
+expect 0 "" "ctest" ./isoshard test python.live
 expect 0 "" "build ctest" ./isoshard test --label-regex=live
 echo five >>python/live-requirements.txt
 expect 0 "" "build ctest" env ISOSHARD_PYTHON=python3 ./isoshard test -L live
 expect 0 "" "build ctest" ./isoshard test -L python
-expect 0 "" "build venv pip pip pip ctest" ./isoshard test -L live
+expect 0 "" "venv pip pip pip ctest" ./isoshard test python.live
 
 site=$XDG_CACHE_HOME/isoshard/libtorch-2.11.0/site
 expect 4 "is no folder" "" env LIBTORCH_ROOT=/nonexistent ./isoshard x

@@ -270,7 +270,7 @@ class OfABuild(unittest.TestCase):
         known = False
         self.assertEqual(state("diverges"), "verify")
         self.assertEqual(state("no end"), "verify")
-        self.assertEqual(state("conforms", "base_test.units"), "tests")
+        self.assertEqual(state("conforms", "base_test.in_process"), "tests")
         self.assertEqual(state("not run", "passes"), "survived")
         self.assertEqual(state("conforms"), "")
         known = True

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Installs the build into an empty folder, and builds and runs a project that knows nothing but
-# that folder.
+# Installs the build into an empty folder, and builds and runs projects that know nothing but that
+# folder.
 #   cmake -DBUILD=DIR -DSOURCE=DIR -DFOLDER=DIR [-DLIBTORCH_ROOT=DIR] [-DCOMPILER=PROGRAM]
 #   [-DMPI=TRUE] -DGENERATOR=NAME -P package_test.cmake
 function(must)
@@ -50,15 +50,90 @@ if(NOT ranks OR NOT EXISTS ${FOLDER}/installed/include/isoshard/harness/ranks/is
   message(FATAL_ERROR "libisoshard_ranks.so.1 and its header must be below ${FOLDER}/installed")
 endif()
 
-must(${CMAKE_COMMAND} -G ${GENERATOR} -S ${SOURCE}/examples/own_subject -B ${FOLDER}/consumer
-  -DCMAKE_PREFIX_PATH=${FOLDER}/installed
+set(options -G ${GENERATOR} -DCMAKE_PREFIX_PATH=${FOLDER}/installed
   -DLIBTORCH_ROOT=${LIBTORCH_ROOT} -DCMAKE_CXX_COMPILER=${COMPILER}
   -DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER})
-must(${CMAKE_COMMAND} --build ${FOLDER}/consumer)
-must(${CMAKE_CTEST_COMMAND} --test-dir ${FOLDER}/consumer --no-tests=error --output-on-failure)
-if(NOT output MATCHES "1 tests? passed|tests passed, 0 tests failed out of 1")
-  message(FATAL_ERROR "the consumer's test did not run:\n${output}")
+# The examples, each with so many tests.
+function(example name count)
+  must(${CMAKE_COMMAND} ${options} -S ${SOURCE}/examples/${name} -B ${FOLDER}/${name})
+  must(${CMAKE_COMMAND} --build ${FOLDER}/${name})
+  must(${CMAKE_CTEST_COMMAND} --test-dir ${FOLDER}/${name} --no-tests=error --output-on-failure)
+  if(NOT output MATCHES "tests passed, 0 tests failed out of ${count}\n")
+    message(FATAL_ERROR "${count} tests of examples/${name} must run:\n${output}")
+  endif()
+  set(output "${output}" PARENT_SCOPE)
+endfunction()
+example(own_subject 3)
+example(own_training 2)
+example(three_ranks 1)
+# README and the page show the example as it is, without its license line.
+foreach(shown README.md:three_ranks.cc docs/googletest.md:three_ranks.cc
+    docs/googletest.md:CMakeLists.txt)
+  string(REGEX MATCH "^(.*):(.*)$" both ${shown})
+  set(page ${CMAKE_MATCH_1})
+  set(file ${CMAKE_MATCH_2})
+  file(READ ${SOURCE}/${page} text)
+  file(READ ${SOURCE}/examples/three_ranks/${file} code)
+  string(REGEX REPLACE "^((//|#) [^\n]*\n)+" "" code "${code}")
+  string(FIND "${text}" "${code}" place)
+  if(place EQUAL -1)
+    message(FATAL_ERROR "${page} must show examples/three_ranks/${file} as it is:\n${code}")
+  endif()
+endforeach()
+# isoshard_add_test() gives its entries a label.
+must(${CMAKE_CTEST_COMMAND} --test-dir ${FOLDER}/three_ranks -N -L ^isoshard$ -R EqualsOneProcess)
+if(NOT output MATCHES "Total Tests: 1\n")
+  message(FATAL_ERROR "a test of isoshard_add_test() must have label isoshard:\n${output}")
 endif()
+
+# The names of docs/your-own-subject.md are in the headers that it names.
+file(STRINGS ${SOURCE}/docs/your-own-subject.md rows REGEX "^[|] `.*[|] `[a-z_/]+[.]h`")
+set(includes)
+set(usings)
+set(count 0)
+foreach(row IN LISTS rows)
+  string(REGEX MATCH "^([^|]*[|][^|]*)[|] `([a-z_/]+[.]h)`" columns "${row}")
+  set(names_column "${CMAKE_MATCH_1}")
+  set(header ${CMAKE_MATCH_2})
+  file(READ ${FOLDER}/installed/include/isoshard/${header} text)
+  string(APPEND includes "#include \"${header}\"\n")
+  string(REGEX MATCHALL "`[A-Za-z_]+`" names "${names_column}")
+  foreach(name IN LISTS names)
+    string(REPLACE "`" "" name "${name}")
+    if(NOT text MATCHES "[^A-Za-z_]${name}[^A-Za-z_]")
+      message(FATAL_ERROR "docs/your-own-subject.md: ${header} does not have ${name}")
+    endif()
+    string(APPEND usings "using isoshard::${name};\n")
+    math(EXPR count "${count} + 1")
+  endforeach()
+endforeach()
+if(count LESS 30)
+  message(FATAL_ERROR "docs/your-own-subject.md must name the headers of 30 names, got ${count}")
+endif()
+file(WRITE ${FOLDER}/names/names.cc "${includes}${usings}")
+file(WRITE ${FOLDER}/names/CMakeLists.txt
+  "cmake_minimum_required(VERSION 3.25)\nproject(names LANGUAGES CXX)\n"
+  "find_package(isoshard REQUIRED)\nadd_library(names OBJECT names.cc)\n"
+  "target_link_libraries(names PRIVATE isoshard::verify_runs isoshard::matchers\n"
+  "  isoshard::comm_tensor)\n")
+must(${CMAKE_COMMAND} ${options} -S ${FOLDER}/names -B ${FOLDER}/names/build)
+must(${CMAKE_COMMAND} --build ${FOLDER}/names/build)
+
+# Failures of ranks in a project that links GoogleTest's own main.
+file(WRITE ${FOLDER}/lost_failures/CMakeLists.txt
+  "cmake_minimum_required(VERSION 3.25)\nproject(lost_failures LANGUAGES CXX)\n"
+  "find_package(isoshard REQUIRED)\n"
+  "foreach(name failing_ranks unjoined_ranks)\n"
+  "  add_executable(\${name} ${SOURCE}/harness/testing/lost_failures/\${name}.cc)\n"
+  "endforeach()\n"
+  "target_link_libraries(failing_ranks PRIVATE GTest::gtest_main isoshard::testing)\n"
+  "target_link_libraries(unjoined_ranks PRIVATE GTest::gtest_main isoshard::world)\n")
+must(${CMAKE_COMMAND} ${options} -S ${FOLDER}/lost_failures -B ${FOLDER}/lost_failures/build)
+must(${CMAKE_COMMAND} --build ${FOLDER}/lost_failures/build)
+must(${CMAKE_COMMAND} -DFAILING_RANKS=${FOLDER}/lost_failures/build/failing_ranks
+  -DUNJOINED_RANKS=${FOLDER}/lost_failures/build/unjoined_ranks
+  -DFOLDER=${FOLDER}/lost_failures/results
+  -P ${SOURCE}/harness/testing/lost_failures/check_lost_failures.cmake)
 
 # The component mpi is there if this build has it, and else a requirement that is not met.
 file(WRITE ${FOLDER}/with_mpi/CMakeLists.txt
@@ -70,9 +145,7 @@ file(WRITE ${FOLDER}/with_mpi/main.cc
   "#include <core/comm/attached_job.h>\n#include <cstdio>\n#include <exception>\n"
   "int main() {\n  try {\n    (void)isoshard::attach_mpi_job();\n"
   "  } catch (const std::exception& error) {\n    std::puts(error.what());\n  }\n}\n")
-set(configure ${CMAKE_COMMAND} -G ${GENERATOR} -S ${FOLDER}/with_mpi -B ${FOLDER}/with_mpi/build
-  -DCMAKE_PREFIX_PATH=${FOLDER}/installed -DLIBTORCH_ROOT=${LIBTORCH_ROOT}
-  -DCMAKE_CXX_COMPILER=${COMPILER} -DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER})
+set(configure ${CMAKE_COMMAND} ${options} -S ${FOLDER}/with_mpi -B ${FOLDER}/with_mpi/build)
 if(MPI)
   must(${configure})
   must(${CMAKE_COMMAND} --build ${FOLDER}/with_mpi/build)

@@ -33,4 +33,8 @@ export PYTHONPATH=$folder/src${PYTHONPATH:+:$PYTHONPATH} PYTHONDONTWRITEBYTECODE
 # Only the plugin of this tree: an installed package may bring another version of it.
 export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1
 # -rs: what is skipped within is listed with its reason.
-exec "$python" -m pytest -q -rs -p no:cacheprovider -p isoshard.pytest_plugin -m "$markers" "$@"
+# What scripts and torchrun leave in the temporary folder goes with it.
+TMPDIR=$(mktemp -d)
+export TMPDIR
+trap 'rm -rf -- "$TMPDIR"' EXIT
+"$python" -m pytest -q -rs -p no:cacheprovider -p isoshard.pytest_plugin -m "$markers" "$@"

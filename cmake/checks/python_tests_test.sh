@@ -5,7 +5,8 @@
 set -euo pipefail
 script=$1 work=$2
 rm -rf -- "$work"
-mkdir -p -- "$work"/{tree/src,bin}
+mkdir -p -- "$work"/{tree/src,bin,tmp}
+export TMPDIR=$work/tmp
 unset ISOSHARD_PYTHON PYTHONPATH
 bash=$(command -v bash)
 for tool in env dirname; do ln -s "$(command -v $tool)" "$work/bin/$tool"; done
@@ -17,6 +18,7 @@ if [[ $1 == -c ]]; then
   for module in $FAKE_MODULES; do [[ $2 == *"'$module'"* ]] && exit 0; done
   exit 1
 fi
+touch "$TMPDIR/left by a script"
 echo "[$*] in ${PWD##*/} with ${PYTHONPATH##*/}"
 exit "${FAKE_CODE:-0}"
 END
@@ -44,6 +46,8 @@ expect 0 "-m a and b --one] in tree with src" "$python" "FAKE_MODULES=torch pyte
 expect 5 "" "$python" "FAKE_MODULES=torch pytest" FAKE_CODE=5
 ln -s "$work/a python" "$work/bin/python3"
 expect 0 "-m pytest" "FAKE_MODULES=torch pytest"
+[[ -z $(ls -A -- "$work/tmp") ]] ||
+  { echo "FAILED: scripts must leave nothing in the temporary folder"; failures=$((failures + 1)); }
 
 ((failures == 0)) || { echo "$failures failed"; exit 1; }
 rm -rf -- "$work"

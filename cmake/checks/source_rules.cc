@@ -250,7 +250,10 @@ std::vector<std::string> check_layering(const fs::path& root, const std::vector<
         if (!may_use_gtest(file) && !is_pch)
           problems.push_back(fmt::format("{}:{}: GoogleTest is for *_test.cc files", file, i + 1));
       } else if (std::regex_search(lines[i], match, kOwn)) {
-        const std::string problem = layer_problem(root, rows, *row, match[1]);
+        // Examples are projects of their own: they include what lies beside them.
+        const bool is_own = row->folder == "examples" &&
+                            fs::exists((root / path).parent_path() / match[1].str());
+        const std::string problem = is_own ? "" : layer_problem(root, rows, *row, match[1]);
         if (!problem.empty() && !is_test_of_layer(file, match[1]))
           problems.push_back(fmt::format("{}:{}: {}", file, i + 1, problem));
       }
@@ -354,6 +357,28 @@ std::vector<std::string> check_line_lengths(const fs::path& root) {
       if (static_cast<std::size_t>(columns) <= kMostColumns) continue;
       problems.push_back(fmt::format("{}:{}: {} columns, at most {} are allowed",
                                      path.generic_string(), i + 1, columns, kMostColumns));
+    }
+  }
+  return problems;
+}
+
+std::vector<std::string> check_time_limits(const fs::path& root) {
+  constexpr int kLeastSeconds = 600;
+  static const std::regex kLimit(R"rx(\bTIMEOUT ([0-9]{1,6})\b)rx");
+  const std::vector<fs::path> files = files_below(root, kCodeFolders, [](const fs::path& path) {
+    const std::string name = path.filename().string();
+    return name == "CMakeLists.txt" || (name.starts_with("Isoshard") && name.ends_with(".cmake"));
+  });
+  require_files(files, root);
+  std::vector<std::string> problems;
+  for (const fs::path& path : files) {
+    const std::vector<std::string> lines = lines_of(root / path);
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+      std::smatch match;
+      if (!std::regex_search(lines[i], match, kLimit) || std::stoi(match[1]) >= kLeastSeconds)
+        continue;
+      problems.push_back(fmt::format("{}:{}: the TIMEOUT of a test must be at least {}, got {}",
+                                     path.generic_string(), i + 1, kLeastSeconds, match[1].str()));
     }
   }
   return problems;

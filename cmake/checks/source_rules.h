@@ -44,6 +44,10 @@ struct LayerRow {
 /// No line of a source, build or script file is longer than 100 columns.
 [[nodiscard]] std::vector<std::string> check_line_lengths(const std::filesystem::path& root);
 
+/// No test is given less than 600 s. A time limit ends what would never end; a test that needs a
+/// minute on an idle machine needs many where other things run.
+[[nodiscard]] std::vector<std::string> check_time_limits(const std::filesystem::path& root);
+
 /// Nobody compares with a subject's name outside src/subjects/registry (tests apart): its row is
 /// asked. The names are those of the rows there.
 [[nodiscard]] std::vector<std::string> check_subject_names(const std::filesystem::path& root);

@@ -53,6 +53,7 @@ using FolderCycles = PlantedTree;
 using FolderSizes = PlantedTree;
 using JudgeWithoutLibTorch = PlantedTree;
 using LineLengths = PlantedTree;
+using TimeLimits = PlantedTree;
 using SubjectNames = PlantedTree;
 using DegreePairs = PlantedTree;
 using LicenceLines = PlantedTree;
@@ -155,6 +156,17 @@ TEST_F(LineLengths, ALineOf101ColumnsIsFound) {
   plant("src/core/comm/CMakeLists.txt", std::string(101, 'x') + "\n");
   EXPECT_THAT(check_line_lengths(root_),
               ElementsAre(HasSubstr("src/core/comm/CMakeLists.txt:2: 101 columns")));
+}
+
+TEST_F(TimeLimits, TreeKeepsThem) {
+  EXPECT_THAT(check_time_limits(kRoot), IsEmpty());
+}
+
+TEST_F(TimeLimits, AShortOneIsFound) {
+  plant("src/core/comm/CMakeLists.txt", "  LABELS unit TIMEOUT 600)\n  LABELS unit TIMEOUT 599)\n");
+  plant("cmake/IsoshardTargets.cmake", "# a TIMEOUT (default 120 s)\n");
+
+  EXPECT_THAT(check_time_limits(root_), ElementsAre(HasSubstr("src/core/comm/CMakeLists.txt:3: ")));
 }
 
 TEST_F(Layering, CleanTreePasses) {

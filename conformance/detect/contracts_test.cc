@@ -31,6 +31,29 @@ TEST(Contracts, MalformedTablesAreRefused) {
   EXPECT_THROW((void)parse_contracts("| a.b | c | d | e |\n| a.b | c | d | e |\n"), FileError);
 }
 
+TEST(Contracts, NamesOfACellAreTakenApart) {
+  using ::testing::ElementsAre;
+
+  const ContractNames names = names_in(
+      "A.One, dp_sum_missing, B.Two asserts that x, y; each test plants its error, A.One; "
+      "C.Three with sum_order");
+
+  EXPECT_THAT(names.tests, ElementsAre("A.One", "B.Two", "C.Three"));
+  EXPECT_THAT(names.faults, ElementsAre("dp_sum_missing"));
+  EXPECT_THAT(names.benign, ElementsAre("sum_order"));
+  EXPECT_THAT(names.notes, ElementsAre("B.Two asserts that x, y", "each test plants its error",
+                                       "C.Three with sum_order"));
+}
+
+TEST(Contracts, EachNamesATestAndWhatBreaksIt) {
+  for (const Contract& contract : contracts()) {
+    EXPECT_FALSE(names_in(contract.tests).tests.empty()) << contract.id;
+    const ContractNames breakers = names_in(contract.faults);
+    EXPECT_FALSE(breakers.tests.empty() && breakers.faults.empty() && breakers.notes.empty())
+        << contract.id;
+  }
+}
+
 TEST(Contracts, EachHasADerivation) {
   for (const Contract& contract : contracts())
     EXPECT_FALSE(derivation_of(contract.id).empty()) << contract.id;

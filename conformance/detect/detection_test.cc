@@ -353,6 +353,7 @@ TEST(FaultCatalogue, EveryFaultHasAHookACaseAndAnExpectation) {
     EXPECT_GE(fault.hooks.count(), 1) << fault.id;
     EXPECT_FALSE(fault.subjects.empty()) << fault.id;
     EXPECT_FALSE(fault.source.empty()) << fault.id;
+    EXPECT_FALSE(title_of_class(fault.fault_class).empty()) << fault.id;
     ASSERT_TRUE(fault.expected.has_value()) << fault.id;
     EXPECT_FALSE(fault.expected->diagnosis.empty()) << fault.id;
     EXPECT_NO_THROW(fault.smallest_case().validate()) << fault.id;

@@ -15,6 +15,7 @@
 #include <cmath>
 #include <functional>
 #include <limits>
+#include <set>
 
 #include "core/base/error.h"
 #include "core/io/tensor_files.h"
@@ -443,6 +444,36 @@ TEST(OracleFolders, AMissingWeightIsNamed) {
   copy.drop("model.safetensors", "lm_head.weight");
 
   EXPECT_THAT(error_of(copy.path()), HasSubstr("lm_head.weight"));
+}
+
+TEST(OracleFolders, WithoutPackedDocumentsAndTrainingAreComparedInTheRest) {
+  const CopyOfCase copy("qwen2_tied_gqa");
+  for (const char* name : {"packed.safetensors", "train_adamw.json", "train_sgd.json"})
+    std::filesystem::remove(copy.path() / name);
+
+  const OracleReport report = check_oracle(copy.path());
+
+  EXPECT_TRUE(report.ok());
+  EXPECT_EQ(report.not_checked.size(), 3U);
+  EXPECT_TRUE(report_of("qwen2_tied_gqa").not_checked.empty());
+  std::set<std::string> claims;
+  for (const OracleRow& row : report_of("qwen2_tied_gqa").rows) {
+    const bool needs_them = row.claim.find("packed") != std::string::npos ||
+                            row.claim.starts_with("adamw") || row.claim.starts_with("sgd");
+    if (!needs_them) claims.insert(row.claim);
+  }
+  std::set<std::string> checked;
+  for (const OracleRow& row : report.rows) checked.insert(row.claim);
+  EXPECT_EQ(checked, claims);
+}
+
+TEST(OracleFolders, OfAModelAloneSayWhatIsMissing) {
+  for (const char* name : {"expected.safetensors", "batch.safetensors"}) {
+    const CopyOfCase copy("qwen2_tied_gqa");
+    std::filesystem::remove(copy.path() / name);
+    EXPECT_THAT(error_of(copy.path()), AllOf(testing::StartsWith((copy.path() / name).string()),
+                                             HasSubstr("make_oracle.py")));
+  }
 }
 
 TEST(OracleFolders, IdsOutsideTheVocabularyAreRefusedWithFileAndNumber) {

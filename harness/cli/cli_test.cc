@@ -115,6 +115,26 @@ TEST(Options, VariablesMayBeAliasesOrEmptyAndTyposAreNamed) {
                                     HasSubstr("did you mean ISOSHARD_BATCH_SIZE?")));
 }
 
+TEST(Options, VariablesOfOtherCommandsAreLeftAlone) {
+  OptionTable table = make_table();
+  const EnvironmentGuard other("ISOSHARD_BATCH_SIZES", "3");
+  table.elsewhere = {"batch-sizes"};
+
+  EXPECT_EQ(parse_options(table, {}).get<int>("batch-size"), 2);
+}
+
+TEST(Options, VariablesThatAreNoOptionOfAnyCommandAreRefused) {
+  OptionTable table = make_table();
+  table.elsewhere = {"steps"};
+  table.refuses_unknown_variables = true;
+  for (const char* name : {"ISOSHARD_STEP", "ISOSHARD_COFFEE"}) {
+    const EnvironmentGuard unknown(name, "5");
+    EXPECT_THROW((void)parse_options(table, {}), UsageError) << name;
+  }
+  const EnvironmentGuard option("ISOSHARD_STEPS", "5"), launcher("ISOSHARD_BUILD_DIR", "build");
+  EXPECT_NO_THROW((void)parse_options(table, {}));
+}
+
 TEST(Options, UnexpectedArgumentsAreNamed) {
   EXPECT_THAT(message_of({"--tp", "2", "stray"}), HasSubstr("unexpected argument 'stray'"));
 }

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <exception>
+#include <set>
 #include <sstream>
 
 #include "core/base/error.h"
@@ -48,7 +49,7 @@ constexpr const char* kExitCodes =
 
 /// Name and text in two columns.
 void print_in_columns(const std::string& name, const std::string& text) {
-  print("{}", hanging(fmt::format("  {:<10} ", name), text));
+  print("{}", hanging(fmt::format("  {:<10} ", name), text, terminal_columns(kLineWidth)));
 }
 
 void print_overview(const ProgramWords& program, std::span<const Command> commands) {
@@ -67,9 +68,10 @@ void print_overview(const ProgramWords& program, std::span<const Command> comman
 }
 
 void print_help(const ProgramWords& program, const Command& command, const OptionTable& table) {
-  print("{}\n{}\n{}\nexamples\n{}\n{}", hanging("", command.summary),
-        hanging("", fmt::format("usage: {} {}", program.name, command.usage)), help_text(table),
-        examples_in_columns(command.examples), kExitCodes);
+  const std::size_t width = terminal_columns(kLineWidth);
+  print("{}\n{}\n{}\nexamples\n{}\n{}", hanging("", command.summary, width),
+        hanging("", fmt::format("usage: {} {}", program.name, command.usage), width),
+        help_text(table, width), examples_in_columns(command.examples), kExitCodes);
 }
 
 // An input that was changed meanwhile explains whatever else was found.
@@ -96,9 +98,28 @@ int with_output_told(const ProgramWords& program, int code) {
   return code;
 }
 
-int run_one(const ProgramWords& program, const Command& command,
+Detail detail_of(const ParsedOptions& parsed) {
+  const bool is_quiet = parsed.get<bool>("quiet"), is_verbose = parsed.get<bool>("verbose");
+  if (is_quiet && is_verbose) throw UsageError("--quiet and --verbose: give only one of them");
+  if (is_quiet) return Detail::kSummary;
+  return is_verbose ? Detail::kFull : Detail::kBrief;
+}
+
+std::set<std::string, std::less<>> names_of_all_options(std::span<const Command> commands) {
+  std::set<std::string, std::less<>> names;
+  for (const Command& command : commands) {
+    const OptionTable table = options_of(command);
+    for (const auto& option : table.options.options()) names.insert(option->long_name());
+    for (const auto& [alias, option] : table.aliases) names.insert(alias);
+  }
+  return names;
+}
+
+int run_one(const ProgramWords& program, std::span<const Command> commands, const Command& command,
             const std::vector<std::string>& arguments) {
-  const OptionTable table = options_of(command);
+  OptionTable table = options_of(command);
+  table.elsewhere = names_of_all_options(commands);
+  table.refuses_unknown_variables = program.refuses_unknown_variables;
   ParsedOptions parsed = parse_options(table, arguments);
   parsed.program = program.name;
   parsed.command = command.name;
@@ -109,7 +130,7 @@ int run_one(const ProgramWords& program, const Command& command,
   } else if (parsed.get<bool>("print-config")) {
     print(render_config(table, parsed));
   } else {
-    if (command.judges) set_quiet(parsed.get<bool>("quiet"));
+    if (command.judges) set_output_detail(detail_of(parsed));
     const int code = run_on_stable_inputs(command, parsed);
     if (code != kExitConforms || command.judges) return with_output_told(program, code);
   }
@@ -147,9 +168,11 @@ OptionTable options_of(const Command& command) {
   add("help,h", po::bool_switch(), "show this help");
   add("config", po::value<std::string>(), "read options from a JSON file {\"tp\": 2, ...}");
   add("print-config", po::bool_switch(), "show the value and origin of every option, and exit");
-  if (command.judges)
-    add("quiet,q", po::bool_switch(),
-        "print what is wrong and the closing line only, and no progress");
+  if (command.judges) {
+    add("quiet,q", po::bool_switch(), "print the last line only, and no progress");
+    add("verbose", po::bool_switch(),
+        "print everything: every tensor, tables, what a verdict would have missed");
+  }
   command.declare(table);
   return table;
 }
@@ -179,9 +202,13 @@ int run_command_line(const ProgramWords& program, std::span<const Command> comma
     std::vector<std::string> known;
     for (const auto& command : commands) {
       if (command.name == name)
-        return run_one(program, command, {arguments.begin() + 1, arguments.end()});
+        return run_one(program, commands, command, {arguments.begin() + 1, arguments.end()});
       known.push_back(command.name);
     }
+    if (!program.test.empty()) known.emplace_back("test");  // of the launcher
+    if (const auto found = program.elsewhere.find(name); found != program.elsewhere.end())
+      throw UsageError(fmt::format("'{}' is {}; '{} --help' lists the commands of this program",
+                                   name, found->second, program.name));
     throw UsageError(fmt::format("unknown command '{}'{}; '{} --help' lists the commands", name,
                                  did_you_mean(name, known), program.name));
   } catch (const std::exception& error) {
@@ -194,9 +221,16 @@ int run_command_line(std::span<const Command> commands, const std::vector<std::s
                      std::map<std::string, std::string> versions) {
   ProgramWords isoshard{
       "isoshard",
-      "isoshard proves that a parallel training implementation computes what one process computes.",
+      "isoshard checks whether a parallel training implementation computes what one process "
+      "computes.",
       "build everything and run all tests", "verify --preset small"};
   isoshard.versions = std::move(versions);
+  isoshard.refuses_unknown_variables = true;
+  for (const char* name : {"convert", "judge", "preflight"})
+    isoshard.elsewhere[name] = fmt::format(
+        "a command of the Python package; in a clone run ./isoshard {0}, installed python -m "
+        "isoshard {0}",
+        name);
   return run_command_line(isoshard, commands, arguments);
 }
 

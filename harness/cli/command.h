@@ -35,6 +35,10 @@ struct ProgramWords {
   std::string example;  ///< a command line, without the program's name
   /// "LibTorch" -> "2.11.0": what reports say the program is made of, beside its own version.
   std::map<std::string, std::string> versions = {};
+  /// Commands of another program of the project, and what to do to run them.
+  std::map<std::string, std::string> elsewhere = {};
+  /// As OptionTable::refuses_unknown_variables.
+  bool refuses_unknown_variables = false;
 };
 
 /// Finds the command that arguments[0] names, parses the rest and runs it. Prints --help,

@@ -31,6 +31,13 @@ std::vector<std::string> names_of(const OptionTable& table) {
   return names;
 }
 
+/// Options and the other names that they have.
+std::vector<std::string> accepted_names(const OptionTable& table) {
+  std::vector<std::string> names = names_of(table);
+  for (const auto& [alias, name] : table.aliases) names.push_back(alias);
+  return names;
+}
+
 /// --tp_size=2 -> --tp-size=2 -> --tp=2.
 std::string normalize_flag(const OptionTable& table, const std::string& argument) {
   if (argument.size() < 3 || !argument.starts_with("--")) return argument;
@@ -117,8 +124,28 @@ std::string variable_of(const std::string& option) {
   return name;
 }
 
+/// Variables that are no options: of the launcher, the Python package, ranks, tests and tools.
+constexpr std::array<std::string_view, 30> kOtherVariables = {
+    "ISOSHARD_ATTACHED_TEST",  "ISOSHARD_AUTO",          "ISOSHARD_AXE",
+    "ISOSHARD_BROWSER",        "ISOSHARD_BUILD_DIR",     "ISOSHARD_CALIBRATION_CASES",
+    "ISOSHARD_CCACHE",         "ISOSHARD_CMAKE_ARGS",    "ISOSHARD_DEBIAN_MIRROR",
+    "ISOSHARD_EXPECTED_HOSTS", "ISOSHARD_GOLDEN",        "ISOSHARD_GPU",
+    "ISOSHARD_HOSTS_TEST",     "ISOSHARD_JOBS",          "ISOSHARD_JUDGE",
+    "ISOSHARD_LAUNCHER",       "ISOSHARD_LISTED_SUITES", "ISOSHARD_MASTER_PORT",
+    "ISOSHARD_MASTER_SOCKET",  "ISOSHARD_MUTANT",        "ISOSHARD_MUTANTS_SEEN",
+    "ISOSHARD_PROGRAM",        "ISOSHARD_PYTHON",        "ISOSHARD_RANKS",
+    "ISOSHARD_REQUIRE_GPU",    "ISOSHARD_RUN_ID",        "ISOSHARD_SKIP_PACKAGES",
+    "ISOSHARD_SUDO",           "ISOSHARD_WHOLE_SUITE",   "ISOSHARD_WORLD_SIZES"};
+
+/// Whether a name may be mistyped for another one. Of two or fewer letters nothing is near.
+bool is_near(std::string_view name, std::string_view known) {
+  constexpr std::size_t kShort = 3, kLong = 5;
+  const std::size_t typos = name.size() >= kLong ? 2 : name.size() >= kShort ? 1 : 0;
+  return typos > 0 && edit_distance(name, known) <= typos;
+}
+
 /// ISOSHARD_BATCH_SIZE -> batch-size, ISOSHARD_TP_SIZE -> tp; empty for a name that is not an
-/// option of this command: others have theirs.
+/// option of this command, but may be set for another one or another part of the project.
 std::string option_of_variable(const OptionTable& table, const std::string& variable) {
   constexpr std::string_view kPrefix = "ISOSHARD_";
   if (!variable.starts_with(kPrefix)) return {};
@@ -128,15 +155,21 @@ std::string option_of_variable(const OptionTable& table, const std::string& vari
   if (const auto alias = table.aliases.find(name); alias != table.aliases.end())
     name = alias->second;
   if (table.options.find_nothrow(name, false) != nullptr) return name;
-  // letters: of what is near by chance nothing is said
-  constexpr std::size_t kTypo = 2, kShortest = 5;
+  if (table.elsewhere.contains(name) ||
+      std::ranges::find(kOtherVariables, variable) != kOtherVariables.end())
+    return {};
   for (const std::string& known : names_of(table)) {
-    if (name.size() >= kShortest && edit_distance(name, known) <= kTypo)
+    if (is_near(name, known))
       throw UsageError(
           fmt::format("{} is set in the environment but is not an option; did you mean {}?",
                       printable(variable), variable_of(known)));
   }
-  return {};
+  if (!table.refuses_unknown_variables) return {};
+  const std::vector<std::string> others(table.elsewhere.begin(), table.elsewhere.end());
+  throw UsageError(
+      fmt::format("{} is set in the environment but no command has an option of that name{}; unset "
+                  "it",
+                  printable(variable), did_you_mean(name, others)));
 }
 
 po::parsed_options parse_toml_file(const OptionTable& table, const std::string& path) {
@@ -156,7 +189,7 @@ po::parsed_options parse_config_file(const OptionTable& table, const std::string
   if (!json.is_object())
     throw FileError(fmt::format("{}: must be an object of option names and values", path));
   po::parsed_options parsed(&table.options);
-  const auto names = names_of(table);
+  const auto names = accepted_names(table);
   for (const auto& [key, value] : json.items()) {
     std::string name = normalize_flag(table, "--" + key).substr(2);
     if (table.options.find_nothrow(name, false) == nullptr)
@@ -215,7 +248,7 @@ void store_environment(const OptionTable& table, Store store) {
     const auto start = name.find_first_not_of('-');
     name = start == std::string::npos ? name : name.substr(start);
     throw UsageError(fmt::format("unknown option '--{}'{}; --help lists the options", name,
-                                 did_you_mean(name, names_of(table))));
+                                 did_you_mean(name, accepted_names(table))));
   }
   throw UsageError(fmt::format("{}; --help lists the options", error.what()));
 }
@@ -248,9 +281,9 @@ std::vector<std::string> words_of(const boost::program_options::variable_value& 
 
 /// What only says where and how results are shown, or was read already.
 bool is_of_this_call(std::string_view name) {
-  constexpr std::array<std::string_view, 11> kNames = {
-      "help", "config", "print-config", "report",      "output-dir", "report-dir",
-      "dump", "quiet",  "verbose",      "annotations", "failed-from"};
+  constexpr std::array<std::string_view, 12> kNames = {
+      "help", "config", "print-config", "report",      "output-dir",  "report-dir",
+      "dump", "quiet",  "verbose",      "annotations", "failed-from", "findings"};
   return std::ranges::find(kNames, name) != kNames.end();
 }
 
@@ -313,15 +346,16 @@ options_in_groups(const OptionTable& table) {
   return groups;
 }
 
-std::string help_text(const OptionTable& table) {
-  const unsigned width = table.options.get_option_column_width();
+std::string help_text(const OptionTable& table, std::size_t width) {
+  const auto columns = static_cast<unsigned>(width);
+  const unsigned names = std::min(table.options.get_option_column_width(), columns / 2);
   std::string text;
   for (const auto& [heading, options] : options_in_groups(table)) {
-    po::options_description group(heading);
+    po::options_description group(heading, columns, columns / 2);
     for (const auto& option : options)
       group.add(boost::const_pointer_cast<po::option_description>(option));
     std::ostringstream stream;
-    group.print(stream, width);
+    group.print(stream, names);
     text += (text.empty() ? "" : "\n") + stream.str();
   }
   return text;

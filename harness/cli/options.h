@@ -5,8 +5,10 @@
 #include <boost/program_options/options_description.hpp>
 #include <boost/program_options/positional_options.hpp>
 #include <boost/program_options/variables_map.hpp>
+#include <cstddef>
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -35,6 +37,12 @@ struct OptionTable {
   std::function<std::vector<std::pair<std::string, std::string>>(const std::string& path)>
       toml_options;
 
+  /// Options of the program's other commands: their variables may be set, too.
+  std::set<std::string, std::less<>> elsewhere;
+  /// Whether every ISOSHARD_* variable must be an option of the program, or one that another part
+  /// of the project reads. Else only those are refused whose name is nearly that of an option.
+  bool refuses_unknown_variables = false;
+
   /// Adds options under a heading. A group may be asked for several times.
   [[nodiscard]] OptionGroup group(std::string heading);
 };
@@ -54,7 +62,7 @@ class OptionGroup {
 
 /// The options of --help, a heading before each group, names and texts in columns of equal width.
 /// The group "general" comes last.
-[[nodiscard]] std::string help_text(const OptionTable& table);
+[[nodiscard]] std::string help_text(const OptionTable& table, std::size_t width = 80);
 
 /// The options under each heading, in the order of --help.
 [[nodiscard]] std::vector<std::pair<
@@ -86,7 +94,8 @@ struct ParsedOptions {
 /// Parses `arguments` (without program and command names). `_` in a flag name is taken as `-`.
 /// Abbreviations are refused.
 /// Errors   UsageError: unknown flag (with a suggestion), missing or malformed value, a flag given
-///          twice. FileError: the --config file is not a flat JSON object of known options.
+///          twice, an ISOSHARD_* variable that is no option (OptionTable). FileError: the --config
+///          file is not a flat JSON object of known options.
 [[nodiscard]] ParsedOptions parse_options(const OptionTable& table,
                                           const std::vector<std::string>& arguments);
 

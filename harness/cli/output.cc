@@ -3,15 +3,18 @@
 #include "harness/cli/output.h"
 
 #include <poll.h>
+#include <sys/ioctl.h>
 #include <unistd.h>
 
 #include <atomic>
 #include <cerrno>
+#include <charconv>
 #include <csignal>
 #include <cstdio>
 #include <cstdlib>
 #include <string_view>
 #include <system_error>
+#include <utility>
 
 #include "core/base/error.h"
 #include "core/system/standard_descriptors.h"
@@ -21,7 +24,18 @@ namespace isoshard {
 namespace {
 
 std::atomic<int> first_error{0};
-bool is_silent = false, is_quiet_now = false;
+bool is_silent = false;
+Detail detail_now = Detail::kBrief;
+
+std::string& start_word() {
+  static std::string word;
+  return word;
+}
+
+std::string_view variable(const char* name) {
+  const char* const value = std::getenv(name);
+  return value == nullptr ? "" : value;
+}
 
 std::string& errors() {
   static std::string text;
@@ -29,10 +43,6 @@ std::string& errors() {
 }
 
 bool has_colors() {
-  const auto variable = [](const char* name) {
-    const char* const value = std::getenv(name);
-    return std::string_view(value == nullptr ? "" : value);
-  };
   return isatty(STDOUT_FILENO) != 0 && variable("NO_COLOR").empty() && variable("TERM") != "dumb" &&
          std::getenv("OMPI_COMM_WORLD_SIZE") == nullptr;
 }
@@ -81,12 +91,35 @@ std::string printed_errors() {
   return errors();
 }
 
-void set_quiet(bool is_quiet) noexcept {
-  is_quiet_now = is_quiet;
+void set_output_detail(Detail detail) noexcept {
+  detail_now = detail;
 }
 
-bool is_quiet() noexcept {
-  return is_quiet_now;
+Detail output_detail() noexcept {
+  return detail_now;
+}
+
+void set_started_as(std::string word) {
+  start_word() = std::move(word);
+}
+
+std::string started_as(const std::string& otherwise) {
+  return start_word().empty() ? otherwise : start_word();
+}
+
+std::size_t terminal_columns(std::size_t otherwise) {
+  constexpr std::size_t kLeast = 20, kMost = 100'000;  // others are mistakes of whoever set them
+  const auto is_usable = [](std::size_t columns) { return columns >= kLeast && columns <= kMost; };
+  const std::string_view words = variable("COLUMNS");
+  std::size_t columns = 0;
+  const auto read = std::from_chars(words.data(), words.data() + words.size(), columns);
+  if (read.ec == std::errc() && read.ptr == words.data() + words.size() && is_usable(columns))
+    return columns;
+  winsize size{};
+  if (isatty(STDOUT_FILENO) != 0 && ::ioctl(STDOUT_FILENO, TIOCGWINSZ, &size) == 0 &&
+      is_usable(size.ws_col))
+    return size.ws_col;
+  return otherwise;
 }
 
 int output_error() noexcept {
@@ -99,11 +132,12 @@ void require_printed() {
                                         std::generic_category().message(first_error)));
 }
 
-TextOptions terminal_options(bool all_tensors) {
+TextOptions terminal_options() {
   TextOptions options;
+  options.detail = output_detail();
   options.verdict.color = has_colors();
-  options.is_quiet = is_quiet();
-  options.verdict.all_tensors = all_tensors;
+  options.verdict.columns = terminal_columns();
+  options.verdict.all_tensors = options.detail == Detail::kFull;
   return options;
 }
 

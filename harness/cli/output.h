@@ -3,6 +3,7 @@
 #pragma once
 #include <fmt/format.h>
 
+#include <cstddef>
 #include <string>
 #include <utility>
 
@@ -34,9 +35,17 @@ void print_nothing() noexcept;
 /// All lines that were given to print_error, printed or not.
 [[nodiscard]] std::string printed_errors();
 
-/// --quiet: no progress, no notes, and of what is as it should be nothing but the closing line.
-void set_quiet(bool is_quiet) noexcept;
-[[nodiscard]] bool is_quiet() noexcept;
+/// --quiet and --verbose: how much this program tells. With --quiet there is no progress either.
+void set_output_detail(Detail detail) noexcept;
+[[nodiscard]] Detail output_detail() noexcept;
+[[nodiscard]] inline bool is_quiet() noexcept {
+  return output_detail() == Detail::kSummary;
+}
+
+/// The word that started this program, as a shell would find it from this folder.
+void set_started_as(std::string word);
+/// `otherwise` where it is not known.
+[[nodiscard]] std::string started_as(const std::string& otherwise);
 
 /// What became of standard output: 0, or the system's number of the first error.
 [[nodiscard]] int output_error() noexcept;
@@ -46,9 +55,13 @@ void set_quiet(bool is_quiet) noexcept;
 ///          (`| head -1`) has what it wanted: no error.
 void require_printed();
 
-/// Text for this terminal: with colors if standard output is one that has them, NO_COLOR is not set
-/// (https://no-color.org), and this process was not started by mpirun, which gives its ranks a
-/// terminal wherever their output goes.
-[[nodiscard]] TextOptions terminal_options(bool all_tensors = false);
+/// Columns of the terminal: COLUMNS if it is set, else what the terminal of standard output says,
+/// else `otherwise`.
+[[nodiscard]] std::size_t terminal_columns(std::size_t otherwise = 100);
+
+/// Text for this terminal, as wide as it is: with colors if standard output is one that has them,
+/// NO_COLOR is not set (https://no-color.org), and this process was not started by mpirun, which
+/// gives its ranks a terminal wherever their output goes.
+[[nodiscard]] TextOptions terminal_options();
 
 }  // namespace isoshard

@@ -4,12 +4,13 @@
 
 #include <fmt/format.h>
 
+#include "harness/cli/output.h"
 #include "harness/world/machine.h"
 
 namespace isoshard {
 
 Provenance provenance_of(const ParsedOptions& options) {
-  Provenance provenance{.command = {options.program, options.command},
+  Provenance provenance{.command = {started_as(options.program), options.command},
                         .settings = options.settings,
                         .versions = options.versions};
   provenance.command.insert(provenance.command.end(), options.repeat.begin(), options.repeat.end());

@@ -13,6 +13,8 @@
 #include "core/base/error.h"
 #include "core/base/mapped_file.h"
 #include "harness/compare/dumped_runs.h"
+#include "harness/judge/first_cause.h"
+#include "harness/report/summary.h"
 #include "harness/world/machine.h"
 
 namespace isoshard {
@@ -120,6 +122,8 @@ Verdict compare_pair(const DumpedPair& pair, const ComparePlan& plan, const Bund
     JudgePolicy options;
     options.rtol = plan.rtol;
     Verdict verdict = compare_bundles(pair.reference, pair.actual, options, rules, plan.comparer);
+    add_given_findings(plan.given, verdict);
+    detail::stop_at_wrong_data(verdict);
     if (!pair.against.empty()) verdict.reason += "; against " + pair.against;
     return verdict;
   }
@@ -141,12 +145,16 @@ void require_comparable(const ComparePlan& plan) {
         "compare --checkpoint needs two checkpoints: isoshard compare --checkpoint REFERENCE "
         "ACTUAL");
   }
+  const bool has_given = !plan.given.findings.empty() || !plan.given.causes.empty();
   if (!plan.input_dir.empty()) {
+    if (has_given) throw UsageError("--findings must come with two bundles, got --input-dir");
     if (!plan.reference.empty())
       throw UsageError("compare takes two bundles or --input-dir DIR, not both");
   } else if (plan.reference.empty() || plan.actual.empty()) {
     throw UsageError(
         "compare needs two bundles: isoshard compare REFERENCE ACTUAL; or --input-dir DIR");
+  } else if (are_curves(plan) && has_given) {
+    throw UsageError("--findings must come with two bundles, got two loss curves");
   } else if (are_curves(plan) && plan.comparer != nullptr) {
     throw UsageError(
         "--device must be cpu where two loss curves are compared, got cuda: they have no tensors");
@@ -162,6 +170,7 @@ Report compare(const ComparePlan& plan, const CompareObserver& observer) {
       throw UsageError("--require is about bundles: a loss curve alone is never exact evidence");
     const ReportCurve& added = report.add(compare_curves(plan));
     if (observer.on_curve) observer.on_curve(added);
+    report.summary = summary_of(report, "curve");
     return report;
   }
   BundleRules rules = plan.rules;
@@ -169,7 +178,6 @@ Report compare(const ComparePlan& plan, const CompareObserver& observer) {
       plan.allows_different_settings ? DifferentSettings::kAllowed : DifferentSettings::kRefused;
   const DumpedRuns runs = runs_of(plan);
   const std::vector<DumpedPair>& pairs = runs.pairs;
-  report.summary = words_of(runs.not_judged);
   for (const DumpedPair& pair : pairs) {
     ReportCase item{.name = pair.actual.filename().string()};
     try {
@@ -184,6 +192,9 @@ Report compare(const ComparePlan& plan, const CompareObserver& observer) {
     const ReportCase& added = report.add(std::move(item));
     if (observer.on_case) observer.on_case(added);
   }
+  report.summary = summary_of(report);
+  if (const std::string words = words_of(runs.not_judged); !words.empty())
+    report.summary += "; " + words;
   return report;
 }
 

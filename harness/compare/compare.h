@@ -7,6 +7,7 @@
 #include <optional>
 
 #include "harness/checkpoints/compare_checkpoints.h"
+#include "harness/compare/given_findings.h"
 #include "harness/curve/curve_judge.h"
 #include "harness/judge/compare_bundles.h"
 #include "harness/report/report.h"
@@ -25,6 +26,8 @@ struct ComparePlan {
   bool allows_different_settings = false;
   /// Of two bundles: what else whoever compares says of the judged run; `different` is not read.
   BundleRules rules = {};
+  /// Of two bundles: what another program found out about the judged run (--findings).
+  GivenFindings given = {};
   /// What each verdict on a bundle must be; kNone: any (require_strength).
   Strength require = Strength::kNone;
   /// Whether `reference` and `actual` are checkpoints. Of `checkpoint` what has the same name here

@@ -17,6 +17,7 @@
 #include "harness/cli/output_folder.h"
 #include "harness/cli/provenance.h"
 #include "harness/cli/report_file.h"
+#include "harness/cli/report_printer.h"
 #include "harness/compare/compare.h"
 #include "harness/report/formats/earlier_reports.h"
 #include "harness/report/formats/report_formats.h"
@@ -76,10 +77,14 @@ void declare_compare(OptionTable& table) {
   auto output = table.group("output");
   output("output-dir", po::value<std::string>(),
          "write report.json, report.txt and junit.xml to this folder");
-  output("verbose", po::bool_switch(), "show every tensor");
   output("made-by", po::value<std::string>(),
          "the command line that reports name, as a JSON list of words; for programs that call this "
          "one");
+  output("seconds-before", po::value<double>()->default_value(0),
+         "seconds that the last line adds to its own; for programs that call this one");
+  output("findings", po::value<std::string>(),
+         "findings of the program that calls this one, which are part of the verdict "
+         "(docs/report.md)");
   declare_report_file(table);
   table.positional.add("reference", 1).add("actual", 1);
 }
@@ -146,7 +151,8 @@ void require_fitting_options(const ParsedOptions& options) {
     refuse("allow-different-dtypes", options.get<bool>("allow-different-dtypes"));
     return;
   }
-  for (const char* name : {"input-dir", "partial", "grad-scale", "mesh", "only", "at-steps"})
+  for (const char* name :
+       {"input-dir", "partial", "grad-scale", "mesh", "only", "at-steps", "findings"})
     refuse(name, options.given(name));
   for (const char* name : {"allow-different-settings", "allow-different-origins", "allow-unsealed"})
     refuse(name, options.get<bool>(name));
@@ -179,6 +185,8 @@ ComparePlan plan_of(const ParsedOptions& options) {
     plan.rules.only = patterns_of("only", options.get<std::string>("only"));
   if (options.given("at-steps")) plan.rules.steps = steps_of(options.get<std::string>("at-steps"));
   if (options.given("mesh")) plan.rules.mesh = mesh_of(options.get<std::string>("mesh"));
+  if (options.given("findings"))
+    plan.given = read_given_findings(options.get<std::string>("findings"));
   if (options.given("grad-scale")) {
     plan.rules.grad_scale = options.get<double>("grad-scale");
     if (!(*plan.rules.grad_scale > 0) || std::isinf(*plan.rules.grad_scale))
@@ -219,15 +227,16 @@ int run_compare(const ParsedOptions& options, ComparePlan plan) {
   const OutputFolder lock(folder, "--output-dir");
   set_aside_reports(folder);
   const ReportFile file(options);
-  const TextOptions text_options = terminal_options(options.get<bool>("verbose"));
-  TextReport text(text_options);
-  const auto show = [&](const auto& item) { print(text.add(item)); };
+  const TextOptions text = terminal_options();
+  ReportPrinter printer(1, text);
+  printer.count_earlier(options.get<double>("seconds-before"));
+  const auto show = [&](const auto& item) { printer.add(item); };
   Report report = compare(plan, {.on_case = show, .on_curve = show});
   report.provenance = provenance_of(options);
   if (!made_by.empty()) report.provenance.command = made_by;
-  print(text.finish(report));
-  write_report(folder, report, text_options);
-  file.write(report, text_options);
+  printer.finish(report);
+  write_report(folder, report, text);
+  file.write(report, text);
   return report.exit_code;
 }
 

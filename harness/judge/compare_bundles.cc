@@ -343,7 +343,9 @@ void add_journals(JournalVerdict journals, Verdict& verdict) {
   notes.insert(notes.end(), journals.notes.begin(), journals.notes.end());
   if (!journals.summary.empty())
     verdict.collectives += (verdict.collectives.empty() ? "" : "; ") + journals.summary;
-  if (journals.findings.empty()) return;
+  const bool has_wrong_data =
+      !verdict.findings.empty() && verdict.findings.front().stage == Stage::kDataIds;
+  if (journals.findings.empty() || has_wrong_data) return;
   const Finding& first = journals.findings.front();
   const std::string words = first.what + on_ranks(first.ranks, verdict.mesh);
   if (verdict.status == Status::kDiverges) {

@@ -7,7 +7,10 @@
 
 #include <algorithm>
 #include <optional>
+#include <set>
+#include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -253,6 +256,32 @@ void summarise_first(Verdict& verdict, const Causes& causes) {
         forward_words(verdict, first.key.step) + gradient_words(verdict, first.key.step);
   }
   if (first.stage > Stage::kForward) first.diagnosis += forward_words(verdict, first.key.step);
+}
+
+void stop_at_wrong_data(Verdict& verdict) {
+  std::set<std::string> lacking(verdict.missing.begin(), verdict.missing.end());
+  lacking.insert(verdict.extra.begin(), verdict.extra.end());
+  const auto first = std::ranges::find_if(verdict.findings, [&](const Finding& finding) {
+    return finding.stage == Stage::kDataIds && !lacking.contains(describe(finding.key));
+  });
+  if (first == verdict.findings.end()) return;
+  const int step = first->key.step;
+  const auto follows = [&](const auto& part) {
+    return std::tuple(part.key.step, part.stage) > std::tuple(step, Stage::kDataIds);
+  };
+  std::erase_if(verdict.findings, follows);
+  std::set<std::string> found;
+  for (const Finding& finding : verdict.findings) found.insert(describe(finding.key));
+  const auto is_gone = [&](const std::string& name) { return !found.contains(name); };
+  std::erase_if(verdict.missing, is_gone);
+  std::erase_if(verdict.extra, is_gone);
+  const std::size_t following = std::erase_if(verdict.tensors, follows);
+  verdict.compared = std::ranges::count_if(
+      verdict.tensors, [](const TensorComparison& tensor) { return tensor.stats.numel > 0; });
+  if (following > 0)
+    verdict.notes.push_back(fmt::format(
+        "the data of step {} differ, so {} tensors that follow from them are not judged", step,
+        following));
 }
 
 }  // namespace isoshard::detail

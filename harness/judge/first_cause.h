@@ -42,4 +42,9 @@ struct JudgedRun {
 /// finding of its step and stage, and said to be of that tensor; nothing, if none has one.
 void summarise_first(Verdict& verdict, const Causes& causes);
 
+/// Where data differ, judging stops: what a run computes from other samples says nothing about it.
+/// Takes away the findings and tensors that follow the first step whose data have a finding, and
+/// notes how many. Data that were not recorded are not other data.
+void stop_at_wrong_data(Verdict& verdict);
+
 }  // namespace isoshard::detail

@@ -121,6 +121,7 @@ class Judge {
     for (OrderedFinding& ordered : findings_)
       verdict_.findings.push_back(std::move(ordered.finding));
     detail::summarise_first(verdict_, causes);
+    detail::stop_at_wrong_data(verdict_);
     conclude();
     tell_left_out();
     verdict_.would_miss = would_miss(verdict_, options_);

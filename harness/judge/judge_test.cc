@@ -233,6 +233,35 @@ TEST(Judge, DataIdsAndWeightsAsReadMustBeEqual) {
   EXPECT_EQ(weights.findings.at(0).stage, Stage::kParametersRead);
 }
 
+TEST(Judge, StopsWhereDataDiffer) {
+  const Reference reference = step_reference();
+
+  const Verdict verdict = judge(reference,
+                                step_trace(reference,
+                                           [](Step& step, int) {
+                                             step.ids = step.ids + 1;
+                                             step.activation = step.activation * 2;
+                                             step.gradient = step.gradient * 2;
+                                           }),
+                                options());
+  const Verdict without_data = judge(reference,
+                                     step_trace(reference,
+                                                [](Step& step, int) {
+                                                  step.activation = step.activation * 2;
+                                                  step.gradient = step.gradient * 2;
+                                                }),
+                                     options());
+
+  EXPECT_EQ(verdict.status, Status::kDiverges);
+  ASSERT_EQ(verdict.findings.size(), 1U);
+  EXPECT_EQ(verdict.findings[0].stage, Stage::kDataIds);
+  for (const TensorComparison& tensor : verdict.tensors) EXPECT_EQ(tensor.stage, Stage::kDataIds);
+  EXPECT_EQ(verdict.compared, 1);
+  EXPECT_EQ(verdict.notes.size(), 1U);
+  EXPECT_GE(without_data.findings.size(), 3U)
+      << "what is wrong besides is listed, if data are right";
+}
+
 TEST(Judge, ReplicasThatPartWithinTheToleranceStillDiverge) {
   const Reference reference = step_reference();
 

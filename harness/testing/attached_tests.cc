@@ -94,7 +94,12 @@ class AttachedTests::FittingWorlds final : public Launcher {
                        name_of(options.transport.backend)));
     }
     num_worlds_ += options.size > 1 ? 1 : 0;
-    return inner_.launch(std::move(options), std::move(body));
+    return inner_.launch(std::move(options), [body = std::move(body)](Rank& rank) {
+      const bool was_skipped = testing::Test::IsSkipped();
+      body(rank);
+      if (!was_skipped && testing::Test::IsSkipped())
+        ADD_FAILURE() << "GTEST_SKIP() in a rank: skip before the world is started";
+    });
   }
   [[nodiscard]] int num_worlds() const noexcept { return num_worlds_; }
 

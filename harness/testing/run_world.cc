@@ -23,8 +23,8 @@ using ::testing::TestPartResult;
 // kept here.
 class ForwardingReporter final : public ScopedFakeTestPartResultReporter {
  public:
-  ForwardingReporter(InterceptMode mode, Rank& rank)
-      : ScopedFakeTestPartResultReporter(mode, nullptr), rank_(rank) {}
+  explicit ForwardingReporter(InterceptMode mode)
+      : ScopedFakeTestPartResultReporter(mode, nullptr) {}
 
   void ReportTestPartResult(const TestPartResult& result) override {
     if (result.passed()) return;
@@ -32,15 +32,42 @@ class ForwardingReporter final : public ScopedFakeTestPartResultReporter {
     if (result.skipped())
       text = "GTEST_SKIP() in a rank: skip before the world is started. " + text;
     const char* file = result.file_name() != nullptr ? result.file_name() : "unknown file";
-    forward_failure(rank_, {.file = file,
-                            .line = result.line_number(),
-                            .text = text,
-                            .fatal = result.fatally_failed()});
+    forward_failure({.file = file,
+                     .line = result.line_number(),
+                     .text = text,
+                     .fatal = result.fatally_failed()});
   }
-
- private:
-  Rank& rank_;
 };
+
+// Those of the running test, of its suite and of the program.
+int num_properties() {
+  const ::testing::UnitTest& program = *::testing::UnitTest::GetInstance();
+  int count = program.ad_hoc_test_result().test_property_count();
+  if (program.current_test_suite() != nullptr)
+    count += program.current_test_suite()->ad_hoc_test_result().test_property_count();
+  if (program.current_test_info() != nullptr)
+    count += program.current_test_info()->result()->test_property_count();
+  return count;
+}
+
+int num_properties_at_begin = 0;
+
+void forward_expectations() {
+  // They live as long as the process: a thread may outlive the body.
+  new ForwardingReporter(ForwardingReporter::INTERCEPT_ALL_THREADS);
+  // Before one that the controller's thread may have had at the fork.
+  new ForwardingReporter(ForwardingReporter::INTERCEPT_ONLY_CURRENT_THREAD);
+  // The controller does that when it records the failure.
+  GTEST_FLAG_SET(break_on_failure, false);
+  GTEST_FLAG_SET(throw_on_failure, false);
+  num_properties_at_begin = num_properties();
+}
+
+// A property has no way to the controller's test.
+void report_lost_properties() {
+  if (num_properties() == num_properties_at_begin) return;
+  ADD_FAILURE() << "RecordProperty() in a rank: return the value, and record it in the test";
+}
 
 std::string name_of_running_test() {
   const ::testing::TestInfo* test = ::testing::UnitTest::GetInstance()->current_test_info();
@@ -57,21 +84,27 @@ std::set<int>& sizes_started() {
   return sizes;
 }
 
-}  // namespace
-
-void join_gtest_to_worlds() {
+// Makes this process the controller of forked worlds, whose ranks forward their expectations.
+// Whichever main the program has.
+bool join_gtest_to_worlds() {
+  make_controller();
   set_world_hooks({.before_first_world = warm_up_kernels,
-                   .run_body =
-                       [](Rank& rank, const ForkedWorld::Body& body) {
-                         const ForwardingReporter of_other_threads(
-                             ForwardingReporter::INTERCEPT_ALL_THREADS, rank);
-                         // Before one that the controller's thread may have had at the fork.
-                         const ForwardingReporter of_this_thread(
-                             ForwardingReporter::INTERCEPT_ONLY_CURRENT_THREAD, rank);
-                         body(rank);
-                       },
-                   .before_world = [](int size) { sizes_started().insert(size); }});
+                   .before_world = [](int size) { sizes_started().insert(size); },
+                   .rank_begins = forward_expectations,
+                   .rank_returned = report_lost_properties});
+  return true;
 }
+
+void join_once() {
+  static const bool joined = join_gtest_to_worlds();
+  (void)joined;
+}
+
+// Before main, so that no tensor operation and no world comes earlier. A world that another
+// source's initializer starts may still do so, and joins itself.
+[[maybe_unused]] const bool joined_before_main = (join_once(), true);
+
+}  // namespace
 
 std::string world_sizes_problem(std::string_view declared, bool is_share) {
   std::set<int> sizes = sizes_started();
@@ -88,6 +121,7 @@ std::string world_sizes_problem(std::string_view declared, bool is_share) {
 
 WorldReport detail::run_and_record(WorldOptions options, const ForkedWorld::Body& body,
                                    const std::source_location& where) {
+  join_once();
   WorldReport report = default_launcher().launch(named(std::move(options)), body)->wait();
   bool has_forwarded = false;
   bool is_explained = true;  // by the failures that are forwarded
@@ -113,6 +147,7 @@ WorldReport detail::run_and_record(WorldOptions options, const ForkedWorld::Body
 }
 
 WorldReport run_world_report(WorldOptions options, ForkedWorld::Body body) {
+  join_once();
   return default_launcher().launch(named(std::move(options)), std::move(body))->wait();
 }
 

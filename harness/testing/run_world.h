@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Runs a test's body on forked ranks; their failed expectations become failures of the test that
-/// runs.
+/// runs. A program that is linked with this becomes the controller of forked worlds before its main
+/// begins (make_controller), so it needs no main of its own: GTest::gtest_main will do.
 #pragma once
 #include <cstring>
 #include <functional>
@@ -60,10 +61,6 @@ WorldReport run_and_record(WorldOptions options, const ForkedWorld::Body& body,
                            const std::source_location& where);
 
 }  // namespace detail
-
-/// Joins GoogleTest to forked worlds: EXPECT_ and ASSERT_ in a rank are forwarded to the
-/// controller, and the first world warms up ATen's kernels. harness/testing's main calls it.
-void join_gtest_to_worlds();
 
 /// Why the sizes of the worlds that this process has started are not those of `declared`, such as
 /// "2,3,6"; empty if they are. Worlds of one are left out: every reference is one. `is_share`: a

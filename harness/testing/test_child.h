@@ -58,7 +58,7 @@ inline void become_subreaper() {
 
 /// Runs `body` in a forked child and ends the child with the code it returns (an exception: 99 and
 /// its text on stderr). A child that takes longer than `limit_s` is killed by SIGALRM.
-inline ChildResult run_in_child(const std::function<int()>& body, unsigned limit_s = 100) {
+inline ChildResult run_in_child(const std::function<int()>& body, unsigned limit_s = 500) {
   become_subreaper();
   const int output = ::memfd_create("stdout", 0), error = ::memfd_create("stderr", 0);
   if (output < 0 || error < 0) throw std::runtime_error("no memfd");

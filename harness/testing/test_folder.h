@@ -14,7 +14,7 @@ namespace isoshard {
 
 class TestFolder {
  public:
-  TestFolder() {
+  TestFolder() : owner_(::getpid()) {
     std::string name = (std::filesystem::temp_directory_path() / "isoshard-test-XXXXXX").string();
     if (::mkdtemp(name.data()) == nullptr) throw std::runtime_error("cannot make " + name);
     path_ = name;
@@ -23,6 +23,7 @@ class TestFolder {
   TestFolder& operator=(const TestFolder&) = delete;
   ~TestFolder() {
     std::error_code ignored;
+    if (::getpid() != owner_) return;  // a copy in a child that called exit()
     std::filesystem::remove_all(path_, ignored);
   }
   [[nodiscard]] const std::filesystem::path& path() const noexcept { return path_; }
@@ -36,6 +37,7 @@ class TestFolder {
   [[nodiscard]] bool empty() const { return num_entries() == 0; }
 
  private:
+  pid_t owner_;
   std::filesystem::path path_;
 };
 

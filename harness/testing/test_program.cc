@@ -11,7 +11,9 @@
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <memory>
+#include <optional>
 #include <set>
 #include <string>
 #include <string_view>
@@ -19,9 +21,9 @@
 #include "harness/golden/golden_mode.h"
 #include "harness/testing/attached_tests.h"
 #include "harness/testing/run_world.h"
+#include "harness/testing/test_folder.h"
 #include "harness/world/end_process.h"
 #include "harness/world/interrupt.h"
-#include "harness/world/warm_up.h"
 
 namespace isoshard {
 namespace {
@@ -91,6 +93,20 @@ std::string suites_problem(std::string_view listed) {
                      fmt::join(unfound, ","));
 }
 
+// The temporary folder of this process and of all that it starts, removed at the end: this program
+// destroys no global object, and what a test kills cleans up nothing.
+class OwnTemporaryFolder {
+ public:
+  OwnTemporaryFolder() {
+    // also for those whom a test turns into another user
+    std::filesystem::permissions(folder_.path(), std::filesystem::perms::all);
+    ::setenv("TMPDIR", folder_.path().c_str(), /*overwrite=*/1);
+  }
+
+ private:
+  TestFolder folder_;
+};
+
 }  // namespace
 
 int run_test_program(int argc, char** argv, const AttachJob& attach_job) {
@@ -101,13 +117,13 @@ int run_test_program(int argc, char** argv, const AttachJob& attach_job) {
     return kNothingRan;
   }
   if (!set_golden_mode(argc, argv)) return kNothingRan;
-  make_controller();
   install_interrupt_handler();
   const KeepResults keep_results;  // a report of the tests so far
-  join_gtest_to_worlds();
   std::unique_ptr<AttachedTests> attached;
+  std::optional<OwnTemporaryFolder> temporary;
   try {
     attached = AttachedTests::join(argc, argv, attach_job);
+    if (attached == nullptr) temporary.emplace();  // MPI has its own files in the common one
     ::testing::InitGoogleMock(&argc, argv);
     if (attached != nullptr) attached->prepare();
   } catch (const std::exception& error) {

@@ -80,7 +80,25 @@ std::optional<double> missed_of_loss(const Verdict& verdict) {
   return worst;
 }
 
+/// Of the gradients; of a run without them, of the forward pass.
+Missed missed_of(const Verdict& verdict) {
+  const Missed gradients = missed_of(verdict, RecordKind::kGrad);
+  return gradients.any ? gradients : missed_of(verdict, RecordKind::kActivation);
+}
+
 }  // namespace
+
+std::string weakest_point(const Verdict& verdict) {
+  if (verdict.strength != Strength::kWithinTolerance) return "";
+  constexpr double kHalf = 0.5;
+  if (verdict.judged.of_steps < kHalf)
+    return fmt::format("{} of the parameters' elements after the step were judged",
+                       percent(verdict.judged.of_steps));
+  const Missed missed = missed_of(verdict);
+  if (!missed.any) return "";
+  return fmt::format("misses scale errors below {} in {}", percent(missed.worst),
+                     missed.worst_key.name);
+}
 
 std::string would_miss(const Verdict& verdict, const JudgePolicy& options) {
   if (verdict.compared == 0) return "";
@@ -89,13 +107,12 @@ std::string would_miss(const Verdict& verdict, const JudgePolicy& options) {
   if (options.rtol.has_value())
     return fmt::format("scale errors below {} in every tensor, as asked for",
                        percent(*options.rtol));
-  const Missed gradients = missed_of(verdict, RecordKind::kGrad);
-  const bool has_gradients = gradients.any;
-  const Missed missed = has_gradients ? gradients : missed_of(verdict, RecordKind::kActivation);
+  const Missed missed = missed_of(verdict);
   if (!missed.any) return "";
-  std::string text = fmt::format(
-      "scale errors below {} in all {}, {} in {}", percent(missed.together),
-      has_gradients ? "gradients" : "activations", percent(missed.worst), missed.worst_key.name);
+  std::string text =
+      fmt::format("scale errors below {} in all {}, {} in {}", percent(missed.together),
+                  missed.worst_key.kind == RecordKind::kGrad ? "gradients" : "activations",
+                  percent(missed.worst), missed.worst_key.name);
   if (const std::optional<double> loss = missed_of_loss(verdict))
     text += fmt::format(", {} in the loss", percent(*loss));
   if (missed.insensitive > 0)

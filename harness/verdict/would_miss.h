@@ -14,4 +14,9 @@ namespace isoshard {
 /// "nothing ...". Empty if nothing was judged.
 [[nodiscard]] std::string would_miss(const Verdict& verdict, const JudgePolicy& options);
 
+/// Of a verdict within tolerance where it shows least, in a few words: "misses scale errors below
+/// 2.1 % in k_proj.bias", or how little of the parameters was judged, if that is less than half.
+/// Empty for any other verdict.
+[[nodiscard]] std::string weakest_point(const Verdict& verdict);
+
 }  // namespace isoshard

@@ -15,6 +15,7 @@
 #include "harness/bundle/run_settings.h"
 #include "harness/fault/random_delays.h"
 #include "harness/judge/judge.h"
+#include "harness/report/summary.h"
 #include "harness/run/run_subject.h"
 #include "harness/verify/run_tables.h"
 #include "harness/verify/subject_runs.h"
@@ -163,11 +164,9 @@ Report verify_runs(const RunPlan& plan, Launcher& launcher) {
   const KeepResults keep_results;
   const Reference reference = reference_of(plan, launcher);
   Report report;
-  int conforming = 0;
   for (const RunSpec& run : plan.runs) {
     if (interrupt_signal() != 0) break;
-    const ReportCase& result = report.add(judged(plan, run, reference, launcher));
-    if (result.status() == Status::kConforms) ++conforming;
+    report.add(judged(plan, run, reference, launcher));
   }
   if (plan.tables) report.tables.push_back(tables_of(plan.reference.name, report.cases));
   if (interrupt_signal() != 0) {
@@ -175,7 +174,7 @@ Report verify_runs(const RunPlan& plan, Launcher& launcher) {
     report.summary =
         fmt::format("interrupted after {} of {} runs", report.cases.size(), plan.runs.size());
   } else {
-    report.summary = fmt::format("{} of {} runs conform", conforming, plan.runs.size());
+    report.summary = summary_of(report, plan.runs.size(), "run");
   }
   return report;
 }

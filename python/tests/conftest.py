@@ -23,6 +23,12 @@ _QUICK = (
 )
 
 
+@pytest.fixture(autouse=True)
+def wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What programs say is compared, not how they break it into lines."""
+    monkeypatch.setenv("COLUMNS", "100000")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.name in _QUICK:

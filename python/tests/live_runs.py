@@ -82,6 +82,7 @@ class Server:
         folder = Path(tempfile.mkdtemp(prefix="isoshard-live-"))
         self.log = folder / "judge.log"
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        environment["COLUMNS"] = "100000"
         self.process = subprocess.Popen(
             [sys.executable, __file__, str(self.log)],
             stdin=subprocess.PIPE,
@@ -179,7 +180,7 @@ class Runs:
 
     def _judge(self, script: str, mesh: str, ranks: int, *options: str) -> tuple[int, str]:
         torchrun = str(Path(sys.executable).parent / "torchrun")
-        words = ["judge", *self.options, "--mesh", mesh, *options, "--", torchrun]
+        words = ["judge", "--verbose", *self.options, "--mesh", mesh, *options, "--", torchrun]
         words += ["--nproc-per-node", str(ranks), str(self.folder / script), *self.words.split()]
         return server().call(words)
 

@@ -127,7 +127,7 @@ def verdicts(name: str) -> Iterator[str]:
     expected = json.loads((folder / EXPECTED).read_text())
     options = [str(word) for pair in expected["options"].items() for word in pair]
     for run in expected["runs"]:
-        arguments = ["compare", str(folder / "reference"), str(folder / run), *options]
+        arguments = ["compare", str(folder / "reference"), str(folder / run), *options, "--verbose"]
         code, text = _program.call(arguments, capture=True)
         yield f"{name}: {run}: exit code {code}: {_last(text)}"
 

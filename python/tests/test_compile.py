@@ -61,6 +61,79 @@ def test_compiled_blocks_conform(isoshard_check: Check, data: str, how: str) -> 
     assert "layers.0 is compiled: no hook inside it is called" in notes
 
 
+def wrapped(
+    model: Any, mesh: Any, how: tuple[str, ...] = (), inside: tuple[str, ...] = (), fault: str = ""
+) -> Any:
+    """The model in these wrappers, from the innermost to the outermost; so its blocks."""
+    from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+    from torch.distributed.fsdp import fully_shard
+
+    torch._dynamo.reset()
+
+    def wrap(module: Any, what: str) -> Any:
+        if what == "ddp":
+            if fault == "not reduced" and mesh.size() > 1:
+                return module
+            return nn.parallel.DistributedDataParallel(module, process_group=mesh.get_group("dp"))
+        if what == "fsdp2":
+            return fully_shard(module, mesh=mesh["dp"])
+        if what == "compile":
+            return torch.compile(module, backend="aot_eager")
+        return checkpoint_wrapper(module)
+
+    for what in inside:
+        for i, layer in enumerate(model.layers):
+            model.layers[i] = wrap(layer, what)
+    return functools.reduce(wrap, how, model)
+
+
+ORDERS = [
+    (("ddp", "compile"), ()),
+    (("ddp", "checkpoint", "compile"), ()),
+    (("compile", "ddp"), ("checkpoint",)),
+    (("fsdp2", "compile"), ("fsdp2",)),
+    (("compile", "fsdp2"), ("checkpoint", "fsdp2")),
+    (("checkpoint", "ddp"), ("compile",)),
+]
+
+
+@pytest.mark.parametrize(("how", "inside"), ORDERS, ids=[".".join(h + i) for h, i in ORDERS])
+def test_wrappers_conform_in_any_order(
+    isoshard_check: Check, how: tuple[str, ...], inside: tuple[str, ...]
+) -> None:
+    parallelize = functools.partial(wrapped, how=how, inside=inside)
+    options = {"mesh": "dp=2", "batch": IDS, "optimizer": adamw, "parallel_reference": True}
+    conforms(isoshard_check, build, parallelize, **options)
+
+
+@pytest.mark.parametrize(
+    ("how", "inside"),
+    [(("ddp", "checkpoint"), ()), (("checkpoint", "fsdp2"), ("fsdp2",)), ((), ("ddp",))],
+)
+def test_names_are_those_of_the_model_without_wrappers(
+    isoshard_check: Check, how: tuple[str, ...], inside: tuple[str, ...]
+) -> None:
+    """The reference has no wrapper. What DDP does not hold has the gradients of its own rank."""
+    parallelize = functools.partial(wrapped, how=how, inside=inside)
+    options = {"mesh": "dp=2", "batch": IDS, "optimizer": adamw, "raises": False}
+    report = isoshard_check(build, parallelize, **options)
+    assert "by no rank" not in report.text
+    assert report.conforms == bool(how), report.text
+
+
+def test_a_missing_all_reduce_below_a_compiled_wrapper_is_found(isoshard_check: Check) -> None:
+    how = ("ddp", "checkpoint", "compile")
+    with pytest.raises(Divergence, match="rank-local over dp"):
+        isoshard_check(
+            build,
+            functools.partial(wrapped, how=how, fault="not reduced"),
+            mesh="dp=2",
+            batch=IDS,
+            optimizer=adamw,
+            parallel_reference=True,
+        )
+
+
 def test_a_run_that_is_compiled_lacks_what_its_reference_records(isoshard_check: Check) -> None:
     options = {"mesh": "dp=2", "batch": IDS, "optimizer": adamw}
     with pytest.raises(Divergence, match="first forward at layers.0.norm .* by no rank"):

@@ -55,7 +55,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 def compare(capfd: pytest.CaptureFixture[str], *words: object) -> tuple[int, str]:
     capfd.readouterr()
-    code = cli.main(["compare", "--checkpoint", *map(str, words)])
+    code = cli.main(["compare", "--verbose", "--checkpoint", *map(str, words)])
     output = capfd.readouterr()
     return code, output.out + output.err
 

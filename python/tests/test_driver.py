@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 import torch
 
-from isoshard import RecordError, RunError, UsageError, _bundle, _fork
+from isoshard import Divergence, RecordError, RunError, UsageError, _bundle, _fork
+from isoshard._auto import FINDING
 from isoshard._judge import JudgeOptions, Seconds, _clear, _Driver, _mesh_of
 from isoshard._launch import asked_world_size, recognise
 from isoshard.cli import main
@@ -30,7 +31,7 @@ class Ended:
     def __init__(self, codes: list[int]) -> None:
         self.codes = codes
 
-    def wait(self, limit: float) -> list[int]:
+    def wait(self, limit: float, tick: Any) -> list[int]:
         return self.codes
 
     def kill(self) -> None:
@@ -83,11 +84,23 @@ def test_an_error_that_a_rank_left_counts(tmp_path: Path) -> None:
         wait(tmp_path, Ended([0, 0]), "new")
 
 
+def test_a_finding_of_one_rank_is_a_divergence_and_no_error(tmp_path: Path) -> None:
+    """Other ranks fail by it, before or after."""
+    errors = tmp_path / "run.errors"
+    errors.mkdir()
+    (errors / "rank00000.txt").write_text("connection closed by peer\n")
+    (errors / f"rank00001{FINDING}").write_text("it is not trained\n")
+    with pytest.raises(Divergence, match="it is not trained") as caught:
+        wait(tmp_path, Ended([1, 1]), "new")
+    assert caught.value.exit_code == 1
+
+
 def test_what_an_older_start_left_is_removed(tmp_path: Path) -> None:
     bundle(tmp_path / "run", "old")
-    for folder, name in (("run.errors", "rank00000.txt"), ("run.logs", "rank00000.log")):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / name).write_text("")
+    (tmp_path / "run.errors").mkdir()
+    (tmp_path / "run.logs").mkdir()
+    for name in ("errors/rank00000.txt", f"errors/rank00000{FINDING}", "logs/rank00000.log"):
+        (tmp_path / f"run.{name}").write_text("")
     _clear(tmp_path / "run")
     assert not list(tmp_path.iterdir())
 
@@ -230,7 +243,9 @@ def test_a_failure_of_this_program_is_no_divergence(
     assert "this program failed (KeyError" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("error", "code"), [(BundleError, 3), (RunError, 4), (IsoshardError, 4)])
+@pytest.mark.parametrize(
+    ("error", "code"), [(Divergence, 1), (BundleError, 3), (RunError, 4), (IsoshardError, 4)]
+)
 def test_errors_have_their_exit_codes(
     monkeypatch: pytest.MonkeyPatch, error: type[IsoshardError], code: int
 ) -> None:

@@ -140,6 +140,63 @@ def test_what_is_wrong_is_found(
         )
 
 
+def evaluated(
+    model: nn.Module, mesh: Any, roots: str = "one", **options: Any
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    """FSDP2's modules after a forward pass without gradients, which leaves parameters gathered."""
+    from torch.distributed.fsdp import fully_shard
+
+    if roots == "one":
+        fsdp2(model, mesh, **options)
+    else:
+        for part in (model.embed, *model.layers, model.head):
+            fully_shard(part, mesh=mesh["dp"], **options)
+    optimizer = adamw(model.parameters())
+    with torch.no_grad():
+        model(IDS[:4])
+    return model, optimizer
+
+
+@pytest.mark.parametrize(
+    ("roots", "mesh", "reshard"),
+    [
+        ("one", {"dp": 2}, True),
+        ("one", {"dp": 2}, False),
+        ("one", {"dp": 4}, 2),
+        ("one", HYBRID, True),
+        ("each part", {"dp": 2}, True),
+    ],
+)
+def test_a_model_that_was_evaluated_first_conforms(
+    isoshard_check: Check, roots: str, mesh: dict[str, int], reshard: Any
+) -> None:
+    parallelize = functools.partial(evaluated, roots=roots, reshard_after_forward=reshard)
+    conforms(isoshard_check, build, parallelize, mesh=mesh, batch=IDS, optimizer=adamw, steps=2)
+
+
+@pytest.mark.parametrize("policy", [None, (torch.bfloat16, torch.float32)])
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [
+        ("no division", "scale 2 = dp"),
+        ("stale shard", r"first weight as read layers.0.up.weight.*on rank 1"),
+        ("sync switched off", "first gradient of layers.1.norm.weight"),
+    ],
+)
+def test_what_is_wrong_after_an_evaluation_is_found(
+    isoshard_check: Check, fault: str, words: str, policy: Any
+) -> None:
+    with pytest.raises(Divergence, match=words):
+        isoshard_check(
+            build,
+            functools.partial(evaluated, fault=fault, policy=policy),
+            mesh={"dp": 2},
+            batch=IDS,
+            optimizer=adamw,
+            parallel_reference=policy is not None,
+        )
+
+
 @pytest.mark.parametrize("steps", [1, 2])
 def test_no_sync_conforms(isoshard_check: Check, steps: int) -> None:
     options = {"mesh": "dp=2", "batch": IDS, "optimizer": adamw, "micro_batches": 4}

@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from report_files import in_text, verdicts_of
+from torch import nn
 
 EXAMPLES = Path(__file__).parents[2] / "examples" / "pytorch"
 pytestmark = pytest.mark.usefixtures("judge_program")
@@ -16,7 +19,8 @@ pytestmark = pytest.mark.usefixtures("judge_program")
 
 def judge(script: Path, ranks: int, *words: str, options: tuple[str, ...] = ()) -> tuple[int, str]:
     torchrun = str(Path(sys.executable).parent / "torchrun")
-    command = [sys.executable, "-m", "isoshard", "judge", *options, "--", torchrun]
+    detail = () if "--quiet" in options else ("--verbose",)
+    command = [sys.executable, "-m", "isoshard", "judge", *detail, *options, "--", torchrun]
     command += ["--nproc-per-node", str(ranks), str(script), *words]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     result = subprocess.run(
@@ -45,6 +49,13 @@ def test_ddp_conforms() -> None:
     assert "CONFORMS (within tolerance)  script ddp (dp 2)" in text
 
 
+def test_compiled_ddp_conforms(tmp_path: Path) -> None:
+    wrapped = "nn.parallel.DistributedDataParallel(Mlp())"
+    compiled = f"torch.compile({wrapped}, backend='aot_eager')"
+    code, text = judge(planted("ddp.py", wrapped, compiled, tmp_path), 2)
+    assert code == 0, text
+
+
 def test_fsdp2_with_uneven_rows_and_dealt_samples_conforms() -> None:
     code, text = judge(EXAMPLES / "fsdp2.py", 3)
     assert code == 0, text
@@ -54,6 +65,29 @@ def test_fsdp2_with_tensor_parallelism_and_micro_batches_conforms() -> None:
     options = ("--mesh", "dp=2,tp=2")
     code, text = judge(EXAMPLES / "tensor_parallel.py", 4, "--tp", "2", options=options)
     assert code == 0, text
+
+
+def test_fsdp2_that_is_evaluated_first_conforms(tmp_path: Path) -> None:
+    text = (EXAMPLES / "fsdp2.py").read_text()
+    blocks = text.replace("for layer in model:", "for layer in model[1:3]:")
+    script = tmp_path / "fsdp2.py"
+    evaluation = "with torch.no_grad():\n    model(data[0])\nfor batch in data:"
+    assert blocks != text and "for batch in data:" in text
+    script.write_text(blocks.replace("for batch in data:", evaluation))
+    code, text = judge(script, 3)
+    assert code == 0, text
+
+
+def test_an_optimizer_of_replaced_parameters_is_a_finding(tmp_path: Path) -> None:
+    making = "optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)\n"
+    text = (EXAMPLES / "fsdp2.py").read_text()
+    assert making in text
+    script = tmp_path / "fsdp2.py"
+    script.write_text(text.replace(making, "").replace("mesh = init", f"{making}mesh = init"))
+    code, text = judge(script, 3)
+    assert code == 1, text
+    number = len(list(nn.TransformerEncoderLayer(20, 2, 40).parameters())) * 2 + 3
+    assert f"The optimizer holds {number} parameters that Sequential no longer has" in text
 
 
 def test_an_untouched_command_conforms() -> None:
@@ -149,21 +183,24 @@ def test_an_error_says_what_to_do(tmp_path: Path, old: str, new: str, words: str
     assert words in text
 
 
-def test_a_batch_for_each_process_is_said_plainly(tmp_path: Path) -> None:
-    script = planted("ddp.py", "batch.chunk(world_size)[rank]", "batch[:2]", tmp_path)
+def test_a_batch_for_each_process_has_no_verdict(tmp_path: Path) -> None:
+    script = planted("ddp.py", "batch.chunk(world_size)[rank]", "batch.roll(rank, 0)[:2]", tmp_path)
     code, text = judge(script, 2)
-    assert code == 1, text
-    assert "--reference-command with a batch size of 4" in text
+    assert code == 2, text
+    assert "--batch-size 4" in text
+    assert in_text(text) == set()
 
 
-@pytest.mark.parametrize("options", [(), ("--quiet",)])
-def test_a_whole_batch_on_every_rank_is_no_data_parallelism(
-    tmp_path: Path, options: tuple[str, ...]
-) -> None:
-    script = planted("ddp.py", "batch.chunk(world_size)[rank]", "batch", tmp_path)
+@pytest.mark.parametrize("samples", ["batch", "batch[:2]"])
+def test_a_whole_batch_on_every_rank_is_no_data_parallelism(tmp_path: Path, samples: str) -> None:
+    script = planted("ddp.py", "batch.chunk(world_size)[rank]", samples, tmp_path)
+    folder = tmp_path / "out"
+    options = ("--quiet", "--output-dir", str(folder), "--report", str(folder / "report/x.html"))
     code, text = judge(script, 2, options=options)
     assert code == 1, text
-    assert "though 2 data-parallel ranks must share them out" in text
+    assert in_text(text) | verdicts_of(folder / "report") == {(1, "DIVERGES")}
+    (case,) = json.loads((folder / "report" / "report.json").read_text())["cases"]
+    assert (case["findings"][0]["name"], case["findings"][0]["ranks"]) == ("input_ids", [0, 1])
 
 
 def test_a_mesh_of_other_size_is_refused() -> None:

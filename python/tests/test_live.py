@@ -12,7 +12,7 @@ pytestmark = needs("transformers", "accelerate")
 
 def test_trainer(tmp_path: Path) -> None:
     longer = (("max_steps=3", "max_steps=4"),)
-    runs = Runs(tmp_path, "hf_trainer.py", "", longer, "--steps", "3", "--verbose")
+    runs = Runs(tmp_path, "hf_trainer.py", "", longer, "--steps", "3")
 
     code, text = runs.right("dp=2", 2)
 

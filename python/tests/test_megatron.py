@@ -127,6 +127,26 @@ def test_a_planted_bug_is_found(plain: Runs, name: str) -> None:
     plain.finds(PLAIN[name], MESH, RANKS)
 
 
+def test_an_optimizer_of_torch_conforms_and_gradients_that_nobody_finalizes_are_found(
+    tmp_path: Path,
+) -> None:
+    """A loop of one's own copies main_grad; Adam's number of steps has no halves of a gated MLP."""
+    edits = (
+        ("get_megatron_optimizer(adam, [model])", "torch.optim.Adam(model.parameters(), lr=1e-3)"),
+        (
+            "    optimizer.step()",
+            "    for parameter in model.parameters():\n"
+            "        parameter.grad = parameter.main_grad\n"
+            "    optimizer.step()",
+        ),
+    )
+    runs = Runs(tmp_path, "megatron_gpt.py", "1", edits)
+    runs.conforms("dp=2", 2)
+    forget = "config.finalize_model_grads_func = None"
+    words = "gradients of all parameters: rank-local over dp"
+    runs.finds(before(_AFTER_MODEL, forget, words), "dp=2", 2)
+
+
 @pytest.mark.parametrize("name", CUT)
 def test_a_planted_bug_of_sequence_parallelism_or_zero_is_found(cut: Runs, name: str) -> None:
     cut.finds(CUT[name], MESH, RANKS)

@@ -63,7 +63,8 @@ def judge(folder: Path, words: str, text: str = SCRIPT, optimizer: str = ADAMW) 
     script = folder / "train.py"
     script.write_text(text.replace("OPTIMIZER", optimizer))
     torchrun = str(Path(sys.executable).parent / "torchrun")
-    command = [sys.executable, "-m", "isoshard", "judge", "--reference", "ours", "--", torchrun]
+    command = [sys.executable, "-m", "isoshard", "judge", "--verbose", "--reference", "ours", "--"]
+    command.append(torchrun)
     result = subprocess.run(
         [*command, "--nproc-per-node", "2", str(script), *words.split()],
         capture_output=True,

@@ -14,6 +14,7 @@ from isoshard._launch import recognise
 from isoshard._mesh import Mesh, mesh_of, parse_mesh
 from isoshard._options import Options
 from isoshard._perturb import move_by_one_ulp
+from isoshard._recorder import Recorder
 from isoshard._safetensors import dtype_name, read_safetensors, write_safetensors
 
 
@@ -47,6 +48,17 @@ def test_both_halves_of_a_dp_axis_split_samples() -> None:
 def test_a_wrong_layout_is_refused(layout: object) -> None:
     with pytest.raises(UsageError, match="must"):
         Options(layouts={"param/*": layout})  # type: ignore[dict-item]
+
+
+def test_a_number_of_the_optimizer_has_no_dim_that_a_layout_cuts(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "a", options=Options(layouts={"*/w*": {"tp": 0}}))
+    recorder.world_size, recorder.mesh = 2, Mesh({"tp": 2})
+
+    recorder.put("optimizer", "w.step", torch.ones(1), layout="replicate")
+    recorder.put("optimizer", "w.exp_avg", torch.ones(3))
+
+    shapes = [entry.record["global_shape"] for entry in recorder._entries]
+    assert shapes == [[1], [6]]
 
 
 def test_patterns_are_kind_and_name() -> None:

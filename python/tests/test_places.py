@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,7 +14,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from isoshard import RecordError, _bundle
-from isoshard._data import check_samples
+from isoshard._data import Finding, check_samples
 from isoshard._dtensor import axes_of_mesh_dims, place_of
 from isoshard._mesh import Mesh
 from isoshard._places import _added_over, readings_of, resolve, resolved_copy
@@ -267,7 +268,9 @@ def test_a_reference_of_several_ranks_leaves_the_convention(tmp_path: Path) -> N
 IDS = torch.arange(12).reshape(4, 3)
 
 
-def inputs(tmp_path: Path, ranks: list[dict[str, torch.Tensor]], **more: torch.Tensor) -> list[str]:
+def inputs(
+    tmp_path: Path, ranks: list[dict[str, torch.Tensor]], **more: torch.Tensor
+) -> list[Finding]:
     wanted = {"data_id/ids": IDS, **{f"data_id/{k}": v for k, v in more.items()}}
     reference = write(tmp_path / "reference", Mesh({"dp": 1}), [wanted], False)
     return check_samples(reference, write(tmp_path / "run", Mesh({"dp": 2}), ranks, True))
@@ -280,9 +283,10 @@ def test_inputs_that_the_ranks_share_out_are_right(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("ranks", [(4, 4), (2, 4), (4, 2)])
 def test_a_rank_with_the_whole_batch_is_named(tmp_path: Path, ranks: tuple[int, int]) -> None:
-    lines = inputs(tmp_path, [{"data_id/ids": IDS[:count]} for count in ranks])
-    assert len(lines) == 1
-    assert "4 samples of ids" in lines[0]
+    (finding,) = inputs(tmp_path, [{"data_id/ids": IDS[:count]} for count in ranks])
+    assert (finding.step, finding.name) == (0, "ids")
+    assert finding.ranks == [rank for rank, count in enumerate(ranks) if count == 4]
+    assert finding.samples is None
 
 
 def test_time_major_inputs_are_shared_out_along_dim_1(tmp_path: Path) -> None:
@@ -292,7 +296,18 @@ def test_time_major_inputs_are_shared_out_along_dim_1(tmp_path: Path) -> None:
 
 def test_labels_that_are_not_cut_are_named(tmp_path: Path) -> None:
     parts = [{"data_id/ids": part, "data_id/labels": IDS} for part in IDS.chunk(2)]
-    assert "samples of labels" in inputs(tmp_path, parts, labels=IDS)[0]
+    (finding,) = inputs(tmp_path, parts, labels=IDS)
+    assert (finding.name, finding.ranks) == ("labels", [0, 1])
+
+
+def test_a_batch_of_its_own_on_every_rank_is_told_from_a_whole_one(tmp_path: Path) -> None:
+    (finding,) = inputs(tmp_path, [{"data_id/ids": IDS}, {"data_id/ids": IDS + 100}])
+    assert (finding.samples, finding.ranks) == (4, [0, 1])
+
+
+def test_one_rank_with_a_batch_of_its_own_is_no_such_script(tmp_path: Path) -> None:
+    (finding,) = inputs(tmp_path, [{"data_id/ids": IDS + 100}, {"data_id/ids": IDS[:2]}])
+    assert (finding.samples, finding.ranks) == (None, [0])
 
 
 def test_compare_finds_a_batch_that_is_not_shared_out(
@@ -301,6 +316,18 @@ def test_compare_finds_a_batch_that_is_not_shared_out(
     from isoshard import _program
     from isoshard.cli import main
 
-    monkeypatch.setattr(_program, "call", lambda words, capture: (0, ""))
+    given: list[Any] = []
+
+    def call(words: list[str], capture: bool) -> tuple[int, str]:
+        given.append(json.loads(Path(words[words.index("--findings") + 1]).read_text()))
+        return 1, ""
+
+    monkeypatch.setattr(_program, "call", call)
     inputs(tmp_path, [{"data_id/ids": IDS}] * 2)
-    assert main(["compare", str(tmp_path / "reference"), str(tmp_path / "run")]) == 1
+    bundles = [str(tmp_path / "reference"), str(tmp_path / "run")]
+    for words in (bundles, ["--verbose", *bundles], [*bundles, "--output-dir", str(tmp_path)]):
+        assert main(["compare", *words]) == 1
+    for content in given:
+        (finding,) = content["findings"]
+        assert (finding["kind"], finding["name"], finding["ranks"]) == ("data_id", "ids", [0, 1])
+    assert len(given) == 3

@@ -21,7 +21,7 @@ from isoshard._recorder import FlatPart, Recorder
 
 
 def gpt(is_gated: bool = True, is_sequence_cut: bool = False) -> nn.Module:
-    model = nn.Linear(2, 2)
+    model = nn.ModuleDict({"linear_fc1": nn.Linear(2, 6)})
     model.config = SimpleNamespace(gated_linear_unit=is_gated, sequence_parallel=is_sequence_cut)  # type: ignore[assignment]
     model.reduce_scatter_embeddings = is_sequence_cut  # without learned positions
     return model
@@ -39,6 +39,20 @@ def test_halves_of_a_gated_projection_get_names_of_their_own() -> None:
     assert torch.equal(named["layers.0.mlp.linear_fc1.gate.weight"], weight[:3])
     state = preset(gpt())("optimizer", "mlp.linear_fc1.bias.exp_avg", torch.ones(6))
     assert list(state) == ["mlp.linear_fc1.gate.bias.exp_avg", "mlp.linear_fc1.up.bias.exp_avg"]
+
+
+@pytest.mark.parametrize("shape", [[1], [2], [1, 2]])
+def test_a_state_without_the_rows_of_its_parameter_stays_whole(shape: list[int]) -> None:
+    state = torch.ones(shape)
+    assert preset(gpt())("optimizer", "mlp.linear_fc1.weight.factor", state) is state
+
+
+def test_a_factor_with_the_rows_of_its_parameter_is_cut() -> None:
+    factor = torch.arange(6.0).reshape(6, 1)
+
+    named = preset(gpt())("optimizer", "mlp.linear_fc1.weight.row_var", factor)
+
+    assert torch.equal(named["mlp.linear_fc1.up.weight.row_var"], factor[3:])
 
 
 def test_outputs_of_a_gated_projection_are_cut_along_their_last_dim() -> None:

@@ -113,7 +113,8 @@ def test_the_judge_takes_what_is_right_and_finds_what_is_wrong(tmp_path: Path) -
     train(tmp_path / "wrong", scale=1.001)
 
     assert _program.call(["compare", str(path), str(tmp_path / "right")], capture=True)[0] == 0
-    code, text = _program.call(["compare", str(path), str(tmp_path / "wrong")], capture=True)
+    words = ["compare", str(path), str(tmp_path / "wrong"), "--verbose"]
+    code, text = _program.call(words, capture=True)
     assert code == 1
     assert "first gradient of up.weight (step 0)" in text
 
@@ -146,6 +147,16 @@ def test_level_two_changes_names_and_values(tmp_path: Path) -> None:
     assert not {"param/up.weight/0", "activation/act/0", "grad/up.bias/0"} & found
     patterns = [entry["pattern"] for entry in _bundle.read_manifest(tmp_path / "a")["not_recorded"]]
     assert "grad/*.bias" in patterns
+
+
+def test_an_error_of_the_recorder_is_none_of_the_script(tmp_path: Path) -> None:
+    def transform(kind: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if kind == "grad":
+            raise ValueError("no halves")
+        return tensor
+
+    with pytest.raises(RecordError, match=r"ValueError: no halves \(in transform, test_record.py:"):
+        train(tmp_path / "a", transform=transform)
 
 
 def test_dropout_is_refused_or_switched_off(tmp_path: Path) -> None:
@@ -261,7 +272,7 @@ def test_buffers_are_recorded_and_judged(tmp_path: Path) -> None:
     assert {"optimizer/mean.buffer/0", "optimizer/count.buffer/0"} <= found
     assert "optimizer/temporary.buffer/0" not in found
     respond(tmp_path / "ref", [tmp_path / f"p{i}" for i in range(3)])
-    words = ["compare", str(tmp_path / "ref")]
+    words = ["compare", "--verbose", str(tmp_path / "ref")]
     assert _program.call([*words, str(tmp_path / "right")], capture=True)[0] == 0
     code, text = _program.call([*words, str(tmp_path / "wrong")], capture=True)
     assert code == 1
@@ -283,7 +294,7 @@ def test_parameters_beside_the_model_are_recorded_and_judged(tmp_path: Path) -> 
         train_any(tmp_path / name, Mlp(), [scale], perturb=seed)
     assert {"param/outside.0/0", "param/outside.0/1", "grad/outside.0/0"} <= keys(tmp_path / "ref")
     respond(tmp_path / "ref", [tmp_path / f"p{i}" for i in range(3)])
-    words = ["compare", str(tmp_path / "ref")]
+    words = ["compare", "--verbose", str(tmp_path / "ref")]
     assert _program.call([*words, str(tmp_path / "right")], capture=True)[0] == 0
     code, text = _program.call([*words, str(tmp_path / "wrong")], capture=True)
     assert code == 1
@@ -402,3 +413,22 @@ def test_micro_batches_that_cannot_be_joined_are_calls(tmp_path: Path) -> None:
     for kind in ("activation", "activation_grad"):
         lengths = [shapes[f"{kind}/up/{call}"][1] for call in range(4)]
         assert lengths == [3, 3, 5, 5]
+
+
+@pytest.mark.live
+def test_an_optimizer_that_accelerate_prepared_is_recorded_as_itself(tmp_path: Path) -> None:
+    accelerate = pytest.importorskip("accelerate")
+    train(tmp_path / "plain", steps=1)
+    accelerator = accelerate.Accelerator(cpu=True)
+    torch.manual_seed(0)
+    model = Mlp()
+    model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
+    batch = torch.randn(4, 8, generator=torch.Generator().manual_seed(1))
+    with isoshard.record(tmp_path / "prepared", model, optimizer, steps=1):
+        accelerator.backward(model(batch).square().mean())
+        accelerator.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+
+    assert keys(tmp_path / "prepared") == keys(tmp_path / "plain")
+    settings = [_bundle.read_manifest(tmp_path / n)["settings"] for n in ("plain", "prepared")]
+    assert settings[0] == settings[1]

@@ -78,7 +78,8 @@ def bytes_of(folder: Path) -> int:
 
 
 def compare(reference: Path, run: Path, *options: str) -> tuple[int, str]:
-    return _program.call(["compare", str(reference), str(run), *options], capture=True)
+    words = ["compare", str(reference), str(run), "--verbose", *options]
+    return _program.call(words, capture=True)
 
 
 def verdict_of(text: str) -> str:

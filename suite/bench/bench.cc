@@ -33,8 +33,11 @@ std::string subject_of_impl(std::string_view impl) {
     return std::string(impl == kFsdpImpl ? kFsdp : impl);
   const std::string subject = subject_name(impl);
   if (find_subject(subject) != nullptr) return subject;
-  throw UsageError(fmt::format("unknown impl '{}'{}; known are {}", impl, did_you_mean(impl, impls),
-                               join_names(impls)));
+  std::vector<std::string> accepted = impls;
+  for (const SubjectSpec& spec : subject_specs())
+    accepted.insert(accepted.end(), spec.aliases.begin(), spec.aliases.end());
+  throw UsageError(fmt::format("unknown impl '{}'{}; known are {}", impl,
+                               did_you_mean(impl, accepted), join_names(impls)));
 }
 
 int num_processes(const Case& item) {

@@ -427,7 +427,7 @@ TEST(BenchGate, StopsAFaultAndRemembersOnlyWhatConforms) {
 
   EXPECT_EQ(faulty.state, GateState::kFails);
   EXPECT_EQ(faulty.exit_code, 1);
-  EXPECT_THAT(faulty.text, HasSubstr("DIVERGES"));
+  EXPECT_THAT(text_of(faulty.report), HasSubstr("DIVERGES"));
   EXPECT_TRUE(is_empty);
   EXPECT_EQ(right.state, GateState::kConforms);
   EXPECT_EQ(again.state, GateState::kRemembered);

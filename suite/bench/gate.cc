@@ -248,12 +248,12 @@ GateResult pass_gate(const Case& item, const fs::path& folder, const std::string
   VerifyPlan plan;
   plan.cases = {twin};
   plan.fault = fault;
-  const Report report = verify(plan, nobody);
+  Report report = verify(plan, nobody);
   result.exit_code = report.exit_code;
   if (report.exit_code != kExitConforms || report.cases.size() != 1 ||
       !report.cases[0].verdict.has_value()) {
     result.state = GateState::kFails;
-    result.text = text_of(report);
+    result.report = std::move(report);
     result.exit_code = std::max(result.exit_code, 1);
     return result;
   }

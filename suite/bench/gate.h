@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "fixtures/cases/case.h"
+#include "harness/report/report.h"
 
 namespace isoshard {
 
@@ -22,7 +23,7 @@ struct GateResult {
   std::string twin;      ///< slug of the small case; empty where none ran
   std::string strength;  ///< "exact" or "within tolerance"
   std::string key;       ///< of the remembered verdict
-  std::string text;      ///< the verdict for people; only of kFails
+  Report report;         ///< of the small case; only of kFails
   int exit_code = 0;     ///< that of the verdict
 };
 

@@ -5,9 +5,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <regex>
+#include <span>
 #include <sstream>
 
 #include "core/base/error.h"
+#include "suite/faults/fault.h"
 
 namespace isoshard {
 namespace {
@@ -55,6 +58,35 @@ std::vector<Contract> parse_contracts(std::string_view markdown) {
                     [&](const Contract& c) { return c.id == cells[0]; }))
       throw FileError(fmt::format("docs/contracts.md: duplicate contract '{}'", cells[0]));
     result.push_back({cells[0], cells[1], cells[2], cells[3]});
+  }
+  return result;
+}
+
+ContractNames names_in(const std::string& cell) {
+  static const std::regex kSeparator(R"(; |, (?=[A-Z]\w*\.\w|[a-z]\w*_))");
+  static const std::regex kName(R"([A-Z]\w*\.\w+|\w+)");
+  const auto has = [](std::span<const Fault> list, const std::string& id) {
+    return std::ranges::find(list, id, &Fault::id) != list.end();
+  };
+  const auto add = [](std::vector<std::string>& names, const std::string& name) {
+    if (std::ranges::find(names, name) == names.end()) names.push_back(name);
+  };
+  ContractNames result;
+  for (std::sregex_token_iterator part(cell.begin(), cell.end(), kSeparator, -1), end; part != end;
+       ++part) {
+    const std::string text = *part;
+    bool is_name = false;
+    for (std::sregex_iterator match(text.begin(), text.end(), kName), none; match != none;
+         ++match) {
+      const std::string name = match->str();
+      std::vector<std::string>* const names = name.find('.') != std::string::npos ? &result.tests
+                                              : has(fault_catalogue(), name)      ? &result.faults
+                                              : has(benign_variations(), name)    ? &result.benign
+                                                                                  : nullptr;
+      if (names != nullptr) add(*names, name);
+      is_name = is_name || (names != nullptr && name == text);
+    }
+    if (!is_name) result.notes.push_back(text);
   }
   return result;
 }

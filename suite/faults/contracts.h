@@ -17,6 +17,16 @@ struct Contract {
   std::string faults;  ///< ids of faults, or the negative controls that show the tests can fail
 };
 
+/// What a cell of the table says, taken apart. A note is a remark of several words, such as "the
+/// same test takes one partial away: Suite.Case"; the names in it are listed, too.
+struct ContractNames {
+  std::vector<std::string> tests;   ///< "Suite.Case"
+  std::vector<std::string> faults;  ///< ids of the catalog
+  std::vector<std::string> benign;  ///< ids of benign variations
+  std::vector<std::string> notes;
+};
+[[nodiscard]] ContractNames names_in(const std::string& cell);
+
 /// The rows of the table in docs/contracts.md, in its order.
 [[nodiscard]] const std::vector<Contract>& contracts();
 

@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <map>
 #include <numeric>
 #include <string>
@@ -64,6 +65,26 @@ Faults catalogue_by_class() {
 }
 
 }  // namespace
+
+std::string_view title_of_class(char fault_class) {
+  constexpr std::array<std::string_view, 13> kTitles = {"missing or extra reduction",
+                                                        "wrong scale",
+                                                        "clipping and gradient norm",
+                                                        "vocabulary, loss, tokens",
+                                                        "sharding, slicing, shapes",
+                                                        "positions, context parallelism",
+                                                        "tied weights",
+                                                        "random numbers, recomputing",
+                                                        "data, replicas in step",
+                                                        "accumulation",
+                                                        "precision, optimizer state",
+                                                        "races, buffer reuse",
+                                                        "pipeline, run mode"};
+  const int index = fault_class - 'A';
+  if (index < 0 || index >= std::ssize(kTitles))
+    throw UsageError(fmt::format("a class of faults must be one of A to M, got '{}'", fault_class));
+  return kTitles[static_cast<std::size_t>(index)];
+}
 
 int FaultHooks::count() const noexcept {
   return static_cast<int>(collective != nullptr) + static_cast<int>(tap != nullptr) +

@@ -69,6 +69,9 @@ struct Fault {
   std::optional<ExpectedDetection> expected = {};
 };
 
+/// "missing or extra reduction" for 'A'.   Errors   UsageError for a letter that is no class.
+[[nodiscard]] std::string_view title_of_class(char fault_class);
+
 /// The faults, by class; each must be detected.
 [[nodiscard]] std::span<const Fault> fault_catalogue();
 /// Legal differences of a correct implementation; an alarm on one of them is a false alarm.

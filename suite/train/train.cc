@@ -15,6 +15,7 @@
 #include "fixtures/cases/resumed_case.h"
 #include "fixtures/inputs/inputs.h"
 #include "fixtures/weights/shared_weights.h"
+#include "harness/report/summary.h"
 #include "harness/verdict/exit_code.h"
 #include "harness/world/forked/forked_world.h"
 #include "harness/world/host_pause.h"
@@ -80,7 +81,11 @@ class Training {
   }
 
   Report finish() {
-    if (interrupt_signal() != 0) report_.exit_code = 128 + interrupt_signal();
+    report_.summary = summary_of(report_, "run");
+    if (interrupt_signal() != 0) {
+      report_.exit_code = 128 + interrupt_signal();
+      report_.summary = "interrupted: " + report_.summary;
+    }
     return std::move(report_);
   }
 

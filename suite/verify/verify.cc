@@ -21,6 +21,7 @@
 #include "fixtures/inputs/inputs.h"
 #include "fixtures/weights/shared_weights.h"
 #include "harness/bundle/bundle.h"
+#include "harness/report/summary.h"
 #include "harness/verdict/exit_code.h"
 #include "harness/world/forked/forked_world.h"
 #include "harness/world/host_pause.h"
@@ -152,19 +153,12 @@ ReportCase judged_case(CaseJudge& judge, const Case& item, const VerifyPlan& pla
 }
 
 /// A run that an interrupt ended was not judged.
-std::string summary_of(const Report& report, std::size_t total, std::size_t judged) {
+std::string closing_line(const Report& report, std::size_t total, std::size_t judged) {
   if (interrupt_signal() != 0)
     return fmt::format("interrupted after {} of {} cases", judged, total);
   const std::size_t left = total - report.cases.size();
-  const auto conforming = std::ranges::count_if(
-      report.cases, [](const ReportCase& item) { return item.status() == Status::kConforms; });
-  const auto too_weak = std::ranges::count_if(
-      report.cases, [](const ReportCase& item) { return !item.unmet.empty(); });
-  const std::string short_of =
-      too_weak == 0 ? "" : fmt::format(", {} of them more weakly than required", too_weak);
   const std::string not_run = left == 0 ? "" : fmt::format("; {} did not run (--fail-fast)", left);
-  return fmt::format("{} of {} case{} conform{}{}{}", conforming, total, total == 1 ? "" : "s",
-                     total == 1 ? "s" : "", short_of, not_run);
+  return summary_of(report, total) + not_run;
 }
 
 }  // namespace
@@ -223,7 +217,7 @@ Report verify(const VerifyPlan& plan, VerifyObserver& observer) {
     report.notes.push_back(fmt::format("the runs cannot be put side by side: {}", error.what()));
     report.exit_code = combine_exit_codes(report.exit_code, exit_code_of(error));
   }
-  report.summary = summary_of(report, plan.cases.size(), judged);
+  report.summary = closing_line(report, plan.cases.size(), judged);
   return report;
 }
 

@@ -6,9 +6,12 @@
 #include <gtest/gtest.h>
 
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "core/base/error.h"
+#include "harness/report/card/card.h"
 #include "harness/report/json/json_report.h"
+#include "harness/report/summary.h"
 
 namespace isoshard {
 namespace {
@@ -62,6 +65,93 @@ TEST(WholeReport, CurvesAndGoldensFollowEachOtherLineByLine) {
   report.summary = "2 of 2 goldens match";
 
   EXPECT_EQ(text_of(report), "MATCH       g\nMATCH       h\n2 of 2 goldens match\n");
+}
+
+Verdict named(const std::string& slug, Status status, Strength strength) {
+  Verdict verdict;
+  verdict.status = status;
+  verdict.strength = strength;
+  verdict.subject = "ddp";
+  verdict.case_slug = slug;
+  verdict.reason = "because";
+  return verdict;
+}
+
+Report of_each_status() {
+  Report report;
+  for (const auto& [name, status, strength] :
+       {std::tuple{"a", Status::kConforms, Strength::kExact},
+        std::tuple{"b", Status::kConforms, Strength::kWithinTolerance},
+        std::tuple{"c", Status::kDiverges, Strength::kNone},
+        std::tuple{"d", Status::kDiverges, Strength::kNone},
+        std::tuple{"e", Status::kVacuous, Strength::kNone}})
+    report.add(ReportCase{.name = name, .verdict = named(name, status, strength)});
+  report.add(broken("f"));
+  return report;
+}
+
+TEST(WholeReport, SummaryCountsPartsByStrengthAndNamesTheFirstOfTheOthers) {
+  EXPECT_EQ(
+      summary_of(of_each_status(), 7),
+      "2 of 7 cases conform (1 exact, 1 within tolerance), 2 diverge (ddp c and 1 more), 1 is "
+      "vacuous (ddp e), 1 is incomplete (f)");
+  Report report;
+  report.add(ReportCase{.name = "a", .verdict = named("a", Status::kConforms, Strength::kExact)});
+  EXPECT_EQ(summary_of(report, "run"), "1 of 1 run conforms (exact)");
+  EXPECT_EQ(summary_of(Report()), "0 of 0 cases conform");
+}
+
+TEST(WholeReport, BriefHasALineForWhatConformsAndACardForWhatDiverges) {
+  Report report = of_each_status();
+  Finding finding;
+  finding.what = "loss (step 0): differs";
+  finding.diagnosis = "scale 2 = dp";
+  report.cases[2].verdict->findings = {finding};
+  report.summary = "2 of 6 cases conform";
+  report.provenance.command = {"./isoshard", "verify", "--model=a b"};
+  TextOptions brief;
+  brief.detail = Detail::kBrief;
+
+  const std::string text = text_of(report, brief);
+
+  EXPECT_THAT(text,
+              testing::StartsWith("CONFORMS (exact)  ddp a (one process): 0 tensors\n"
+                                  "CONFORMS (within tolerance)  ddp b (one process): 0 tensors\n\n"
+                                  "DIVERGES  ddp c (one process)\n"
+                                  "  What broke       loss (step 0): differs\n"
+                                  "  Likely cause     scale 2 = dp\n"
+                                  "  Where            c: step 0, forward, after the layers.\n"));
+  EXPECT_THAT(text, testing::EndsWith("VACUOUS  ddp e (one process): because\n\n"
+                                      "INCOMPLETE  f: rank 1 crashed\n"
+                                      "  Repeat it        ./isoshard verify '--model=a b'\n\n"
+                                      "2 of 6 cases conform\n"));
+  brief.detail = Detail::kFull;
+  EXPECT_THAT(text_of(report, brief), HasSubstr("  What broke       loss (step 0): differs\n"))
+      << "what is told in full ends with the card, too";
+}
+
+TEST(WholeReport, LinesAreAsLongAsTheTerminalAllows) {
+  EXPECT_EQ(wrapped("  one two three\nfour\n", 11), "  one two\n      three\nfour\n");
+  EXPECT_EQ(wrapped("\033[1;31mred\033[0m word", 8), "\033[1;31mred\033[0m word");
+  EXPECT_EQ(wrapped("\u00e9\u00e9\u00e9 \u00e9\u00e9", 6), "\u00e9\u00e9\u00e9 \u00e9\u00e9");
+  EXPECT_EQ(wrapped("  a_word_that_does_not_fit x", 8), "  a_word_that_does_not_fit\n      x");
+  EXPECT_EQ(hanging("  title  ", "one two three", 17), "  title  one two\n         three\n");
+  EXPECT_EQ(hanging_command("  ", {"a", "--b=c", "--d"}, 11), "  a --b=c \\\n  --d\n");
+}
+
+TEST(WholeReport, WordsOfACommandAreWhatAShellMakesOfThem) {
+  EXPECT_EQ(shell_word("--tp=2"), "--tp=2");
+  EXPECT_EQ(shell_word(""), "''");
+  EXPECT_EQ(shell_word("a b"), "'a b'");
+  EXPECT_EQ(shell_word("it's"), R"('it'\''s')");
+  EXPECT_EQ(shell_word("a\tb'"), R"($'a\x09b\'')");
+}
+
+TEST(WholeReport, SecondsAreAsExactAsAnybodyNeedsThem) {
+  EXPECT_EQ(seconds_in_words(0.416), "0.42 s");
+  EXPECT_EQ(seconds_in_words(3.14), "3.1 s");
+  EXPECT_EQ(seconds_in_words(41.2), "41 s");
+  EXPECT_EQ(seconds_in_words(1200), "20 min");
 }
 
 TEST(WholeReport, TheWorstPartDecidesTheExitCode) {

@@ -31,11 +31,12 @@ std::string write_junit(const Report& report, const TextOptions&) {
   return junit_of(report);
 }
 
-/// A file has no colors, whatever the terminal has.
+/// A file has no colors and no columns, whatever the terminal has, and leaves nothing out.
 std::string write_text(const Report& report, const TextOptions& options) {
   TextOptions plain = options;
   plain.verdict.color = false;
-  plain.is_quiet = false;
+  plain.verdict.columns = 0;
+  plain.detail = Detail::kFull;
   return text_of(report, plain);
 }
 

@@ -90,6 +90,19 @@ TEST(Report, FitsEightyColumns) {
       << "a long name has a line of its own, with its mark";
 }
 
+TEST(Report, SaysInAFewWordsHowStrongAVerdictIsAndWhereItIsWeakest) {
+  Verdict verdict = verdict_of(1);
+  EXPECT_EQ(short_verdict_line(verdict),
+            "CONFORMS (within tolerance)  synthetic case (dp 2): 6 tensors; weakest: misses scale "
+            "errors below 0.0001 % in w");
+  verdict.judged.of_steps = 0.25;
+  EXPECT_THAT(short_verdict_line(verdict),
+              EndsWith("; weakest: 25 % of the parameters' elements after the step were judged"));
+  verdict.strength = Strength::kExact;
+  EXPECT_EQ(short_verdict_line(verdict), "CONFORMS (exact)  synthetic case (dp 2): 6 tensors");
+  EXPECT_EQ(short_verdict_line(verdict_of(2)), "DIVERGES  synthetic case (dp 2)");
+}
+
 TEST(Report, ShowsTheFindingWithItsCause) {
   const std::string text = render(verdict_of(2));
 

@@ -81,19 +81,7 @@ std::string call_in_words(const json& run) {
 }  // namespace
 
 std::string rank_in_words(const json& item, int rank) {
-  std::string place;
-  int rest = rank;
-  const json& mesh = list_of(item, "mesh");
-  for (auto axis = mesh.rbegin(); axis != mesh.rend(); ++axis) {  // the last one varies fastest
-    const int degree = static_cast<int>(number_of(*axis, "degree"));
-    if (degree < 1) return fmt::format("rank {}", rank);
-    if (degree > 1) {
-      place = fmt::format("{} {}{}{}", text_of(*axis, "axis"), rest % degree,
-                          place.empty() ? "" : ", ", place);
-    }
-    rest /= degree;
-  }
-  return place.empty() ? fmt::format("rank {}", rank) : fmt::format("rank {} ({})", rank, place);
+  return escaped(parts::rank_in_words(item, rank));
 }
 
 std::string by_rank_of(const json& item) {

@@ -3,11 +3,10 @@
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 #include <string>
-#include <vector>
 
 namespace isoshard::html {
 
-/// "rank 3 (dp 1, tp 1)" of a case with a mesh.
+/// As parts::rank_in_words, for HTML.
 [[nodiscard]] std::string rank_in_words(const nlohmann::json& item, int rank);
 
 /// Rows: the first divergent tensor and its neighbors; columns: ranks; cells: each rank's error.

@@ -5,7 +5,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdint>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -14,8 +13,7 @@
 #include <utility>
 #include <vector>
 
-#include "core/mesh/mesh_words.h"
-#include "harness/report/html/html_evidence.h"
+#include "harness/report/card/card.h"
 #include "harness/report/html/html_text.h"
 
 namespace isoshard::html {
@@ -24,20 +22,8 @@ namespace {
 using nlohmann::json;
 
 /// "<dt>title</dt><dd>text</dd>"; nothing for no text.
-std::string row_of_words(const char* title, const std::string& text) {
+std::string row_in_html(std::string_view title, const std::string& text) {
   return text.empty() ? "" : fmt::format("<dt>{}</dt><dd>{}</dd>\n", title, text);
-}
-
-bool is_good(const json& item) {
-  if (item.contains("holds")) return item["holds"] == true;
-  if (const json& detection = part_in(item, "detection"); detection.is_object())
-    return part_in(detection, "as_expected") == true;
-  const json& status = part_in(item, "status");
-  if (status.is_null()) return true;  // a reference
-  static const std::set<std::string> kGood = {"conforms", "match",   "accepted", "reviewed",
-                                              "pending",  "removed", "measured", "fits"};
-  return status.is_string() && kGood.contains(status.get<std::string>()) &&
-         !part_in(item, "unmet").is_string();
 }
 
 struct Worst {
@@ -49,7 +35,7 @@ Worst first_bad(const json& report) {
   for (const char* const part : {"cases", "curves", "goldens", "benchmarks"}) {
     const json& items = list_of(report, part);
     for (std::size_t i = 0; i < items.size(); ++i) {
-      if (is_good(items[i])) continue;
+      if (is_as_it_should_be(items[i])) continue;
       const std::string name(part);
       return {&items[i], name, fmt::format("{}-{}", name.substr(0, name.size() - 1), i + 1)};
     }
@@ -57,171 +43,50 @@ Worst first_bad(const json& report) {
   return {};
 }
 
-/// Ranks of the first divergent tensor: those that are off, those that are as they should be.
-std::pair<std::vector<int>, std::vector<int>> ranks_of(const json& item, const json& finding) {
-  std::set<int> off, right;
-  for (const json& held : list_of(part_in(item, "evidence"), "around")) {
-    if (!is_same_tensor(held, finding)) continue;
-    for (const json& part : list_of(held, "parts")) {
-      const int rank = static_cast<int>(number_of(part, "rank"));
-      if (number_of(part, "compared") > 0)
-        (number_of(part, "unequal") > 0 ? off : right).insert(rank);
+std::string card_in_html(const Worst& worst) {
+  std::string html;
+  for (const CardRow& row : card_of(*worst.item, worst.part)) {
+    std::string text;
+    for (const CardWords& words : row.words) {
+      const std::string plain = escaped(words.text);
+      switch (words.kind) {
+        case CardWords::Kind::kPlain:
+          text += plain;
+          break;
+        case CardWords::Kind::kStrong:
+          text += fmt::format("<b>{}</b>", plain);
+          break;
+        case CardWords::Kind::kTensor:
+          text += fmt::format("<span class=name>{}</span>", plain);
+          break;
+        case CardWords::Kind::kPart:
+          text += fmt::format("<a href=\"#{}\">{}</a>", worst.anchor, plain);
+          break;
+      }
     }
+    html += row_in_html(row.title, text);
   }
-  for (const int rank : off) right.erase(rank);
-  return {{off.begin(), off.end()}, {right.begin(), right.end()}};
-}
-
-std::string where_of(const json& item, const json& finding, const std::string& anchor) {
-  std::string name = text_of(item, "case");
-  std::string words = fmt::format("<a href=\"#{}\">{}</a>: step {:.0f}, {}, {}", anchor,
-                                  name.empty() ? "this run" : name, number_of(finding, "step"),
-                                  text_of(finding, "stage"), row_of(finding));
-  const auto [off, right] = ranks_of(item, finding);
-  const json& ranks = list_of(finding, "ranks");
-  if (!ranks.empty() && ranks[0].is_number_integer())
-    words += fmt::format("; first on {}", rank_in_words(item, ranks[0].get<int>()));
-  if (off.size() > 1) words += "; wrong on " + words_of_ranks(off);
-  if (!right.empty()) words += "; right on " + words_of_ranks(right);
-  const std::string subject = text_of(item, "subject"), copied = text_of(item, "copy_of");
-  if (!subject.empty())
-    words += fmt::format(". Judged was {}{}", subject,
-                         copied.empty() ? "" : ", this project's copy of " + copied);
-  return words + ".";
-}
-
-std::string_view advice_of(const std::string& stage) {
-  static const std::map<std::string, std::string_view> kAdvice = {
-      {"step settings", "Compare what both runs were told of this step, such as the learning rate"},
-      {"data ids", "Look at the sampler: both runs must take the same samples in each step"},
-      {"masks", "Look at how random numbers are drawn: seeds and offsets of each rank"},
-      {"weights as read",
-       "Look at how weights reach this rank: loading, sharding, and what came back from the last "
-       "step"},
-      {"forward", "Look at the forward code between the two, and at the collective that ends it"},
-      {"activation gradient", "Look at the backward code between the two and its collectives"},
-      {"parameter gradient",
-       "Look at how this gradient is made and summed: the backward of its module, and the "
-       "reduction over ranks"},
-      {"grad norm", "Look at how the norm is summed over ranks: each shard once"},
-      {"clipped gradient", "Look at clipping: the norm and the factor that ranks clip with"},
-      {"optimizer state", "Look at the optimizer's step: its state, and who owns which part of it"},
-      {"parameter after step",
-       "Look at the optimizer's step, and at what gathers parameters after it"},
-      {"replica drift", "Look at what must keep copies equal: some rank applied another update"},
-      {"collectives", "Compare the calls of the ranks below: another call was made than declared"}};
-  const auto found = kAdvice.find(stage);
-  return found == kAdvice.end() ? "Look at what makes it" : found->second;
-}
-
-/// Words of a cause, and what they mean to somebody who does not know them.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 6> kMeanings = {
-    {{"dtype differs between ranks",
-      "Some ranks round what others do not: a cast or autocast depends on the rank"},
-     {"rank-local",
-      "Each rank has its own addend of a sum that was never made: a reduction over "
-      "these ranks is missing"},
-     {"scale", "It is a multiple of the right value: a factor is missing, or is there twice"},
-     {"permuted",
-      "The right numbers stand in the wrong places: shards were put together in "
-      "another order"},
-     {"stale", "It is the value of an earlier step: something was read before it was written"},
-     {"copies differ", "Ranks that must hold the same hold different values"}}};
-
-/// The tensors before the first divergence say where the mistake is not.
-std::string look_at(const json& item, const json& finding) {
-  const json& tensors = list_of(item, "tensors");
-  const auto found = std::ranges::find_if(
-      tensors, [&](const json& tensor) { return is_same_tensor(tensor, finding); });
-  std::string words;
-  if (found != tensors.end() && found != tensors.begin()) {
-    const auto before = found - tensors.begin();
-    const auto wrong = std::count_if(tensors.begin(), found, [](const json& tensor) {
-      return part_in(tensor, "within") == false;
-    });
-    if (wrong == 0) {
-      words = fmt::format(
-          "All {} tensors recorded before it are right, the last of them <span "
-          "class=name>{}</span> "
-          "({}). ",
-          before, text_of(*(found - 1), "name"), text_of(*(found - 1), "stage"));
-    }
-  }
-  words += fmt::format("{}.", advice_of(text_of(finding, "stage")));
-  const std::string cause = text_of(finding, "diagnosis");
-  for (const auto& [pattern, meaning] : kMeanings)
-    if (cause.find(pattern) != cause.npos) return words + fmt::format(" {}.", meaning);
-  return words;
-}
-
-std::string cause_of(const json& finding) {
-  const std::string cause = text_of(finding, "diagnosis");
-  return cause.empty() ? "no known pattern fits; the numbers below are what is known" : cause;
-}
-
-std::string last_line(std::string text) {
-  while (text.ends_with('\n')) text.pop_back();
-  return text.substr(text.find_last_of('\n') + 1);  // npos + 1 is 0
-}
-
-std::string words_of_case(const Worst& worst) {
-  const json& item = *worst.item;
-  const json& findings = list_of(item, "findings");
-  const std::string missed = text_of(part_in(item, "detection"), "problem");
-  if (!missed.empty()) {
-    return row_of_words("What broke", fmt::format("<b>{} was not found as it must be</b>: {}",
-                                                  text_of(item, "fault"), missed)) +
-           row_of_words("Where",
-                        fmt::format("<a href=\"#{}\">{}</a>", worst.anchor, text_of(item, "case")));
-  }
-  if (findings.empty()) {
-    std::string reason = text_of(item, "reason");
-    if (const std::string unmet = text_of(item, "unmet"); !unmet.empty()) reason = unmet;
-    if (reason.empty()) reason = text_of(item, "text");
-    // what is printed of a benchmark ends with what came out
-    if (worst.part == "benchmarks") reason = last_line(reason);
-    std::string name = text_of(item, "case");
-    if (name.empty()) name = text_of(item, "name");
-    if (name.empty()) name = text_of(item, "experiment");
-    return row_of_words(worst.part == "benchmarks" ? "What came out" : "What broke", reason) +
-           row_of_words("Where", fmt::format("<a href=\"#{}\">{}</a>", worst.anchor, name));
-  }
-  const json& first = findings[0];
-  return row_of_words("What broke", fmt::format("<b>{}</b>", text_of(first, "what"))) +
-         row_of_words("Likely cause", cause_of(first)) +
-         row_of_words("Where", where_of(item, first, worst.anchor)) +
-         row_of_words("What to look at", look_at(item, first));
+  return html;
 }
 
 /// The one number that a benchmark is run for.
 std::string speed_of(const json& benchmark) {
   const json& summary = part_in(part_in(benchmark, "result"), "summary");
-  if (!summary.is_object()) return row_of_words("What", text_of(benchmark, "name"));
+  if (!summary.is_object()) return row_in_html("What", text_of(benchmark, "name"));
   const std::string state = text_of(part_in(part_in(benchmark, "result"), "gate"), "state");
-  return row_of_words("What", text_of(benchmark, "name")) +
-         row_of_words("Speed", fmt::format("<b>{:.1f} tokens/s</b>, {:.3f} ms a step (median)",
-                                           number_of(summary, "avg_tokens_per_sec"),
-                                           number_of(summary, "p50_step_time_ms"))) +
-         row_of_words("Gate",
-                      state == "ungated"
-                          ? std::string("none: nothing says that it computes what it should")
-                          : state);
-}
-
-/// As a shell takes it.
-std::string quoted(const std::string& word) {
-  constexpr std::string_view kPlain =
-      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-+=:,./@%";
-  if (!word.empty() && word.find_first_not_of(kPlain) == word.npos) return word;
-  std::string result = "'";
-  for (const char c : word) result += c == '\'' ? "'\\''" : std::string(1, c);
-  return result + "'";
+  return row_in_html("What", text_of(benchmark, "name")) +
+         row_in_html("Speed", fmt::format("<b>{:.1f} tokens/s</b>, {:.3f} ms a step (median)",
+                                          number_of(summary, "avg_tokens_per_sec"),
+                                          number_of(summary, "p50_step_time_ms"))) +
+         row_in_html("Gate", state == "ungated"
+                                 ? std::string("none: nothing says that it computes what it should")
+                                 : state);
 }
 
 std::string command_of(const json& report) {
   std::string line;
   for (const json& word : list_of(part_in(report, "provenance"), "command"))
-    if (word.is_string()) line += (line.empty() ? "" : " ") + quoted(word.get<std::string>());
+    if (word.is_string()) line += (line.empty() ? "" : " ") + shell_word(word.get<std::string>());
   return escaped(line);
 }
 
@@ -283,16 +148,40 @@ std::string_view what_was_done(Kind kind, const json& report) {
          "computed was compared.";
 }
 
-/// Of a report in which nothing is wrong.
+/// The weakest strength of the parts, in the words of a verdict line: " (within tolerance)".
+std::string weakest_strength(const json& report) {
+  std::string weakest;
+  for (const char* const part : {"cases", "curves"}) {
+    for (const json& item : list_of(report, part)) {
+      const std::string strength = text_of(item, "strength");
+      if (weakest.empty() || strength == "within tolerance") weakest = strength;
+    }
+  }
+  return weakest.empty() ? "" : fmt::format(" ({})", weakest);
+}
+
+/// Title of a report in which nothing is wrong.
 std::string good_title(Kind kind, const json& report, std::size_t all) {
   if (kind == Kind::kBenchmarks) return is_plan(report) ? "It fits" : "Measured";
   if (all == 0) return "Nothing was judged";
-  if (kind == Kind::kFaults)
-    return all == 1 ? "The mistake was found" : fmt::format("All {} mistakes were found", all);
-  if (kind == Kind::kGoldens)
-    return all == 1 ? "The number is that of the accepted run"
-                    : fmt::format("All {} are as in the accepted runs", all);
-  return all == 1 ? "It is as it should be" : fmt::format("All {} are as they should be", all);
+  const std::string every = fmt::format("All {} ", all);
+  switch (kind) {
+    case Kind::kFaults:
+      return all == 1 ? "The mistake was found" : every + "mistakes were found";
+    case Kind::kGoldens:
+      return all == 1 ? "The number is that of the accepted run"
+                      : every + "are as in the accepted runs";
+    case Kind::kExperiments:
+      return all == 1 ? "Passed: every claim holds" : every + "passed: every claim holds";
+    case Kind::kCurves:
+      return (all == 1 ? "Passed: it trains as one process trains"
+                       : every + "passed: they train as one process trains") +
+             weakest_strength(report);
+    default:
+      return (all == 1 ? "Passed: it computes what one process computes"
+                       : every + "passed: they compute what one process computes") +
+             weakest_strength(report);
+  }
 }
 
 }  // namespace
@@ -305,7 +194,7 @@ std::string hero_of(const json& report) {
     for (const json& item : list_of(report, part)) {
       if (part_in(item, "status").is_null() && !item.contains("holds")) continue;
       ++all;
-      bad += is_good(item) ? 0 : 1;
+      bad += is_as_it_should_be(item) ? 0 : 1;
     }
   }
   const Kind kind = kind_of(report);
@@ -327,10 +216,10 @@ std::string hero_of(const json& report) {
   std::string html = fmt::format(
       "<div class=\"verdict hero {}\"><strong>{}</strong>\n<p>{} Exit code {:.0f}.</p>\n<dl>\n",
       is_bad ? "diverges" : "conforms", title, what_was_done(kind, report), code);
-  if (worst.item != nullptr) html += words_of_case(worst);
+  if (worst.item != nullptr) html += card_in_html(worst);
   if (kind == Kind::kBenchmarks && !is_bad) html += speed_of(list_of(report, "benchmarks")[0]);
   const std::string command = command_of(report);
-  if (!command.empty()) html += row_of_words("Repeat it", fmt::format("<code>{}</code>", command));
+  if (!command.empty()) html += row_in_html(kRepeatTitle, fmt::format("<code>{}</code>", command));
   return html + "</dl></div>\n";
 }
 

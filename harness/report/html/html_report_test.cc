@@ -106,11 +106,13 @@ TEST(HtmlReport, SaysOfARunThatConformsNothingToLookAt) {
   json report = a_report();
   report["exit_code"] = 0;
   report["cases"][0]["status"] = "conforms";
+  report["cases"][0]["strength"] = "within tolerance";
   report["cases"][0]["findings"] = json::array();
 
   const std::string page = html_of(report);
 
-  EXPECT_THAT(page, HasSubstr("<strong>It is as it should be</strong>"));
+  EXPECT_THAT(page, HasSubstr("<strong>Passed: it computes what one process computes (within "
+                              "tolerance)</strong>"));
   EXPECT_THAT(page, Not(HasSubstr("What broke")));
 }
 

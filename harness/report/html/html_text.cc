@@ -30,53 +30,12 @@ std::string escaped(std::string_view text) {
 }
 
 std::string text_of(const nlohmann::json& object, const char* name) {
-  const auto found = object.find(name);
-  return found == object.end() || !found->is_string()
-             ? ""
-             : escaped(found->get_ref<const std::string&>());
-}
-
-double number_of(const nlohmann::json& object, const char* name) {
-  const auto found = object.find(name);
-  if (found == object.end()) return 0;
-  if (found->is_number()) return found->get<double>();
-  if (!found->is_string()) return 0;
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  const auto& word = found->get_ref<const std::string&>();
-  if (word == "inf") return kInfinity;
-  return word == "-inf" ? -kInfinity : std::numeric_limits<double>::quiet_NaN();
+  return escaped(parts::word_in(object, name));
 }
 
 std::string short_number(double value) {
   if (value == std::floor(value) && std::abs(value) < 1e6) return fmt::format("{:.0f}", value);
   return fmt::format("{:.3g}", value);
-}
-
-const nlohmann::json& list_of(const nlohmann::json& object, const char* name) {
-  static const nlohmann::json kNone = nlohmann::json::array();
-  const nlohmann::json& part = part_in(object, name);
-  return part.is_array() ? part : kNone;
-}
-
-const nlohmann::json& part_in(const nlohmann::json& object, const char* name) {
-  static const nlohmann::json kNone;
-  if (!object.is_object()) return kNone;
-  const auto found = object.find(name);
-  return found == object.end() ? kNone : *found;
-}
-
-std::vector<double> numbers_in(const nlohmann::json& object, const char* name) {
-  std::vector<double> numbers;
-  for (const nlohmann::json& value : list_of(object, name))
-    numbers.push_back(value.is_number() ? value.get<double>()
-                                        : std::numeric_limits<double>::quiet_NaN());
-  return numbers;
-}
-
-bool is_same_tensor(const nlohmann::json& a, const nlohmann::json& b) {
-  for (const char* const key : {"step", "kind", "name", "call"})
-    if (part_in(a, key) != part_in(b, key)) return false;
-  return true;
 }
 
 std::string begin_table(const std::string& caption) {
@@ -111,25 +70,6 @@ double share_of_allowed(const nlohmann::json& tensor) {
                   number_of(tensor, "allowed_absolute"));
   }
   return is_within ? std::min(share, 1.0) : std::max(share, kOutside);
-}
-
-std::string row_of(const nlohmann::json& tensor) {
-  const std::string kind = tensor.value("kind", std::string());
-  constexpr std::array<std::string_view, 6> kOfParts = {"activation", "activation_grad", "param",
-                                                        "grad",       "optimizer",       "mask"};
-  if (std::ranges::find(kOfParts, kind) == kOfParts.end()) return "whole step";
-  const std::string name = tensor.value("name", std::string());
-  for (const std::string_view list : {"layers.", "h."}) {
-    const std::size_t at = name.find(list);
-    if (at == name.npos || (at > 0 && name[at - 1] != '.')) continue;
-    const std::size_t begin = at + list.size();
-    std::size_t end = begin;
-    while (end < name.size() && name[end] >= '0' && name[end] <= '9') ++end;
-    if (end > begin && end - begin <= 6) return "layer " + name.substr(begin, end - begin);
-  }
-  for (const std::string_view word : {"embed", "wte", "wpe", "transformer.drop"})
-    if (name.find(word) != name.npos) return "before the layers";
-  return "after the layers";
 }
 
 }  // namespace isoshard::html

@@ -21,28 +21,6 @@ json broken_json(const std::string& name, const std::string& failure) {
   return {{"case", name}, {"status", "incomplete"}, {"reason", failure}};
 }
 
-json case_json(const ReportCase& item) {
-  if (!item.verdict.has_value()) return broken_json(item.name, item.failure);
-  json j = verdict_json(*item.verdict);
-  j["unmet"] = text_or_null(item.unmet);
-  if (item.detection.has_value()) {
-    j["detection"] = {{"as_expected", item.detection->is_right},
-                      {"problem", text_or_null(item.detection->problem)}};
-    if (const auto& row = item.detection->row; row.has_value())
-      j["detection"]["row"] = {{"dtype", row->dtype},
-                               {"alarm", row->alarm},
-                               {"first_tensor", row->place},
-                               {"cause", row->cause},
-                               {"seconds", row->seconds}};
-  }
-  if (!item.schedule.empty()) j["schedule"] = schedule_json(item.schedule);
-  if (item.against.empty()) return j;
-  j["case"] = item.name;
-  j["reference"] = item.against;
-  j["fault"] = text_or_null(item.fault);
-  return j;
-}
-
 json deviation_json(const CurveDeviation& d) {
   return {{"step", d.step},
           {"number", d.number},
@@ -88,6 +66,28 @@ json curve_json(const ReportCurve& item) {
 }
 
 }  // namespace
+
+json case_json(const ReportCase& item) {
+  if (!item.verdict.has_value()) return broken_json(item.name, item.failure);
+  json j = verdict_json(*item.verdict);
+  j["unmet"] = text_or_null(item.unmet);
+  if (item.detection.has_value()) {
+    j["detection"] = {{"as_expected", item.detection->is_right},
+                      {"problem", text_or_null(item.detection->problem)}};
+    if (const auto& row = item.detection->row; row.has_value())
+      j["detection"]["row"] = {{"dtype", row->dtype},
+                               {"alarm", row->alarm},
+                               {"first_tensor", row->place},
+                               {"cause", row->cause},
+                               {"seconds", row->seconds}};
+  }
+  if (!item.schedule.empty()) j["schedule"] = schedule_json(item.schedule);
+  if (item.against.empty()) return j;
+  j["case"] = item.name;
+  j["reference"] = item.against;
+  j["fault"] = text_or_null(item.fault);
+  return j;
+}
 
 json report_json(const Report& report) {
   json cases = json::array(), tables = json::array();

@@ -12,4 +12,7 @@ namespace isoshard {
 /// Determinism   a function of its argument.
 [[nodiscard]] nlohmann::json report_json(const Report& report);
 
+/// One of its "cases".
+[[nodiscard]] nlohmann::json case_json(const ReportCase& item);
+
 }  // namespace isoshard

@@ -33,7 +33,7 @@ struct Grid {
 };
 
 /// Columns that do not fit a line beside each other stand below each other.
-std::string drawn(const Grid& grid) {
+std::string drawn(const Grid& grid, std::size_t line_width) {
   constexpr std::size_t kIndent = 4, kGap = 2;
   std::size_t name_width = 0;
   for (const std::string& row : grid.rows) name_width = std::max(name_width, row.size());
@@ -46,12 +46,12 @@ std::string drawn(const Grid& grid) {
       widths[c] = std::max(widths[c], cells[r][c].size());
     }
   }
-  std::string text = hanging("  ", grid.title);
+  std::string text = hanging("  ", grid.title, line_width);
   for (std::size_t first = 0; first < widths.size();) {
     std::size_t end = first, width = kIndent + name_width;
     do {
       width += kGap + widths[end++];
-    } while (end < widths.size() && width + kGap + widths[end] <= kLineWidth);
+    } while (end < widths.size() && width + kGap + widths[end] <= line_width);
     text += fmt::format("    {:<{}}", "", name_width);
     for (std::size_t c = first; c < end; ++c)
       text += fmt::format("  {:>{}}", grid.columns[c], widths[c]);
@@ -69,7 +69,8 @@ std::string drawn(const Grid& grid) {
 
 class Tables {
  public:
-  Tables(const ComparisonTables& tables, bool all_modules) : tables_(tables) {
+  Tables(const ComparisonTables& tables, bool all_modules, std::size_t width)
+      : tables_(tables), width_(width) {
     for (const std::string& name : tables.modules) {
       if (all_modules || is_shown(name)) rows_.push_back(name);
     }
@@ -84,7 +85,8 @@ class Tables {
                     rows_.size() < tables_.modules.size()
                         ? fmt::format("; {} of {} modules, all with --verbose", rows_.size(),
                                       tables_.modules.size())
-                        : ""));
+                        : ""),
+        width_);
     text +=
         losses() + norms("output norms", &TableColumn::output_norms) +
         norms("norms of output gradients (of dp rank 0's own loss)", &TableColumn::gradient_norms);
@@ -97,6 +99,8 @@ class Tables {
   }
 
  private:
+  [[nodiscard]] std::string draw(const Grid& grid) const { return drawn(grid, width_); }
+
   /// Of layers but the first only their outputs; of many layers the first and last ones.
   bool is_shown(const std::string& name) const {
     const long layer = layer_of(name);
@@ -123,10 +127,10 @@ class Tables {
           "{} ({:.2e})", loss,
           std::fabs(column.losses[r] - baseline->losses[r]) / std::fabs(baseline->losses[r]));
     };
-    return drawn({baseline == nullptr
-                      ? "losses"
-                      : fmt::format("losses (relative difference from {})", baseline->title),
-                  rows, titles_, cell});
+    return draw({baseline == nullptr
+                     ? "losses"
+                     : fmt::format("losses (relative difference from {})", baseline->title),
+                 rows, titles_, cell});
   }
 
   std::string norms(std::string_view title,
@@ -136,7 +140,7 @@ class Tables {
       const auto found = map.find(rows_[r]);
       return found == map.end() ? "-" : fmt::format("{:.6g}", found->second);
     };
-    return drawn({std::string(title), rows_, titles_, cell});
+    return draw({std::string(title), rows_, titles_, cell});
   }
 
   using Differences = std::map<std::string, ModuleDifference> TableColumn::*;
@@ -165,7 +169,7 @@ class Tables {
       const std::string over =
           is_first ? fmt::format("first {} elements (relative: max abs / norm)", kListedElements)
                    : "all elements (relative: of Frobenius norms)";
-      text += drawn(
+      text += draw(
           {fmt::format("max abs and relative difference {}, {}", from, over), rows_, titles, cell});
     }
     return text;
@@ -192,7 +196,7 @@ class Tables {
         const auto found = map.find(rows_[r]);
         return found == map.end() ? "-" : fmt::format("{:.6g}", found->second);
       };
-      return drawn({fmt::format("  {}", title), rows_, titles_, cell});
+      return draw({fmt::format("  {}", title), rows_, titles_, cell});
     };
     std::string text =
         of("output norms on rank 0 alone", &LocalNorms::outputs) +
@@ -215,12 +219,12 @@ class Tables {
                                                        : c == 2 ? g.max_relative
                                                                 : g.max_abs);
     };
-    return text + drawn({fmt::format("  norms of parameter gradients on rank 0 alone, from {}'s "
-                                     "whole ones",
-                                     tables_.baseline),
-                         rows,
-                         {"parameters", "mean relative", "max relative", "max abs"},
-                         cell});
+    return text + draw({fmt::format("  norms of parameter gradients on rank 0 alone, from {}'s "
+                                    "whole ones",
+                                    tables_.baseline),
+                        rows,
+                        {"parameters", "mean relative", "max relative", "max abs"},
+                        cell});
   }
 
   std::string gradients() const {
@@ -242,24 +246,26 @@ class Tables {
       if (c == 0) return fmt::format("{}", g.parameters);
       return fmt::format("{:.2e}", c == 1 ? g.max_abs : c == 2 ? g.mean_abs : g.max_relative);
     };
-    std::string text = drawn({"norms of parameter gradients",
-                              rows,
-                              {"parameters", "max abs", "mean abs", "max relative"},
-                              cell});
+    std::string text = draw({"norms of parameter gradients",
+                             rows,
+                             {"parameters", "max abs", "mean abs", "max relative"},
+                             cell});
     for (std::size_t r = 0; r < rows.size(); ++r)
       text += hanging(
-          "    ", fmt::format("{}: largest relative in {}", rows[r], values[r].max_relative_name));
+          "    ", fmt::format("{}: largest relative in {}", rows[r], values[r].max_relative_name),
+          width_);
     return text;
   }
 
   const ComparisonTables& tables_;
+  std::size_t width_;
   std::vector<std::string> rows_, titles_;
 };
 
 }  // namespace
 
-std::string render_tables(const ComparisonTables& tables, bool all_modules) {
-  return Tables(tables, all_modules).run();
+std::string render_tables(const ComparisonTables& tables, bool all_modules, std::size_t width) {
+  return Tables(tables, all_modules, width).run();
 }
 
 }  // namespace isoshard

@@ -7,9 +7,13 @@
 
 #include <algorithm>
 #include <iterator>
-#include <set>
+#include <nlohmann/json.hpp>
+#include <utility>
 
 #include "harness/curve/curve_statistics.h"
+#include "harness/report/card/card.h"
+#include "harness/report/json/json_report.h"
+#include "harness/report/summary.h"
 #include "harness/report/text/hanging.h"
 #include "harness/verdict/exit_code.h"
 
@@ -55,6 +59,26 @@ std::string statistics_text(const std::vector<ReportCurve>& curves) {
   return ended.empty() ? "" : statistics_table(ended);
 }
 
+/// Of a curve that conforms.
+std::string short_line(const CurveVerdict& verdict) {
+  const std::string used =
+      verdict.strength == Strength::kExact
+          ? ""
+          : fmt::format(", at most {:.2g} of what is allowed", verdict.largest_share);
+  return fmt::format("CONFORMS ({})  {}: {} steps{}\n", name_of(verdict.strength), verdict.label,
+                     verdict.steps, used);
+}
+
+std::string unmet_text(const ReportCase& item) {
+  return fmt::format("NOT ENOUGH  {}: {}\n", item.name, item.unmet);
+}
+
+/// A run that a signal ended is not what its command line says.
+bool can_be_repeated(const Report& report) {
+  return report.exit_code != kExitConforms && report.exit_code < kExitHangup &&
+         !report.provenance.command.empty();
+}
+
 bool is_exercised(const ReportFeature& feature) {
   return feature.cases > 0;
 }
@@ -69,8 +93,8 @@ std::string missed_features(const std::vector<ReportFeature>& features) {
   const std::size_t count = missed.size();
   missed.resize(std::min(count, kMostNames));
   return fmt::format(
-      "{} of {} features were not exercised, so their bugs would not be found: {}{} (verify "
-      "--coverage lists them; --preset thorough has all)\n",
+      "Not tested: {} of {} features, which no case uses: {}{} (verify --coverage lists them; "
+      "--preset thorough uses all)\n",
       count, features.size(), fmt::join(missed, ", "), count > kMostNames ? ", ..." : "");
 }
 
@@ -111,61 +135,112 @@ std::string TextReport::block(std::string text) {
 
 std::string TextReport::lines(std::string text) {
   if (text.empty()) return text;
-  if (ends_with_block_) return block(std::move(text));
-  is_empty_ = false;
+  if (ends_with_block_) text.insert(0, 1, '\n');
+  is_empty_ = ends_with_block_ = false;
   return text;
 }
 
+std::string TextReport::fit(const std::string& text) const {
+  constexpr std::string_view kCommand = "look further: ";  // is pasted into a shell as it is
+  const std::size_t columns = options_.verdict.columns;
+  if (columns == 0) return text;
+  std::string result;
+  for (std::size_t begin = 0; begin < text.size();) {
+    const std::size_t end = std::min(text.find('\n', begin), text.size() - 1) + 1;
+    const std::string line = text.substr(begin, end - begin);
+    result += line.find(kCommand) == line.npos ? wrapped(line, columns) : line;
+    begin = end;
+  }
+  return result;
+}
+
 std::string TextReport::note(const std::string& line) {
-  return options_.is_quiet ? "" : lines(line + "\n");
+  return is_summary() ? "" : lines(fit(line + "\n"));
 }
 
 std::string TextReport::add(const ReportCase& item) {
-  if (!item.verdict.has_value()) return block(failure_text(item.name, item.failure));
-  if (options_.is_quiet && item.exit_code() == kExitConforms) return "";
-  if (item.detection.has_value()) return lines(detection_text(item, *item.detection));
-  if (options_.is_brief && item.exit_code() == kExitConforms)
-    return lines(verdict_line(*item.verdict) + "\n");
+  if (is_summary()) return "";
+  if (!item.verdict.has_value()) return block(fit(failure_text(item.name, item.failure)));
+  if (item.detection.has_value()) return lines(fit(detection_text(item, *item.detection)));
+  return is_brief() ? brief(item) : full(item);
+}
+
+std::string TextReport::brief(const ReportCase& item) {
+  const Verdict& verdict = *item.verdict;
+  std::string line = short_verdict_line(verdict);
+  if (item.against == "emulated" && verdict.status != Status::kConforms)
+    line += "; the reference is its declared arithmetic, the tolerance is zero";
+  std::string text = painted(fit(line), verdict.status, options_.verdict.color) + "\n";
+  if (!item.unmet.empty()) text += fit(unmet_text(item));
+  return item.exit_code() == kExitConforms ? lines(std::move(text))
+                                           : block(std::move(text) + card(item));
+}
+
+std::string TextReport::full(const ReportCase& item) {
   std::string text = render(*item.verdict, options_.verdict);
   if (item.against == "emulated")
     text.insert(0,
                 "Against the emulated reference (the declared arithmetic in one process); the "
                 "tolerance is zero:\n");
-  if (!item.unmet.empty()) text += fmt::format("NOT ENOUGH  {}: {}\n", item.name, item.unmet);
-  return block(std::move(text));
+  if (!item.unmet.empty()) text += unmet_text(item);
+  return block(fit(text) + card(item));
+}
+
+std::string TextReport::card(const ReportCase& item) const {
+  if (!item.verdict.has_value() || item.verdict->findings.empty()) return "";
+  return card_text(card_of(case_json(item), "cases"), options_.verdict);
 }
 
 std::string TextReport::add(const ReportCurve& item) {
-  if (!item.failure.empty()) return lines(failure_text(item.name, item.failure));
-  if (options_.is_quiet && item.exit_code() == kExitConforms) return "";
+  if (is_summary()) return "";
+  if (!item.failure.empty()) return lines(fit(failure_text(item.name, item.failure)));
   std::string text = steps_text(item.curve, options_.log_interval);
+  if (is_brief() && item.verdict.has_value() && item.verdict->status == Status::kConforms)
+    return lines(fit(text + short_line(*item.verdict)));
   if (item.verdict.has_value()) text += render(*item.verdict);
   for (const std::string& remark : item.remarks) text += remark + "\n";
-  return lines(std::move(text));
+  return lines(fit(text));
 }
 
 std::string TextReport::add(const ReportGolden& item) {
-  static const std::set<std::string> kAsWanted = {"match", "accepted", "removed", "reviewed"};
-  return options_.is_quiet && kAsWanted.contains(item.status) ? "" : lines(item.text);
+  return is_summary() ? "" : lines(fit(item.text));
 }
 
 std::string TextReport::add(const ReportExperiment& item) {
-  return options_.is_quiet && item.holds ? "" : block(item.text);
+  return is_summary() ? "" : block(item.text);
 }
 
 std::string TextReport::add(const ReportBenchmark& item) {
-  return lines(item.text);
+  return is_summary() ? "" : lines(item.text);
 }
 
-std::string TextReport::finish(const Report& report) {
-  std::string text;
-  if (options_.is_quiet) return report.summary.empty() ? "" : lines(report.summary + "\n");
-  for (const ComparisonTables& tables : report.tables)
-    text += block(render_tables(tables, options_.verdict.all_tensors));
-  if (report.has_statistics) text += block(statistics_text(report.curves));
-  if (!report.features.empty()) text += lines(missed_features(report.features));
-  if (!report.summary.empty()) text += lines(report.summary + "\n");
+std::string TextReport::repeat(const std::vector<std::string>& command) {
+  std::string text = repeat_text(command, options_.verdict);
+  // the last row of a card, where one was printed last
+  if (!is_empty_ && !ends_with_block_) text.insert(0, 1, '\n');
+  is_empty_ = false;
+  ends_with_block_ = true;
   return text;
+}
+
+std::string TextReport::finish(const Report& report, std::optional<double> seconds) {
+  std::string text;
+  if (!is_summary()) {
+    if (can_be_repeated(report)) text += repeat(report.provenance.command);
+    const std::size_t columns = options_.verdict.columns;
+    if (!is_brief() || options_.shows_tables) {
+      for (const ComparisonTables& tables : report.tables)
+        text += block(fit(render_tables(tables, options_.verdict.all_tensors,
+                                        columns == 0 ? kLineWidth : columns)));
+    }
+    if (report.has_statistics && !is_brief()) text += block(statistics_text(report.curves));
+    if (!report.features.empty() && !is_brief())
+      text += lines(fit(missed_features(report.features)));
+  }
+  if (report.summary.empty()) return text;
+  std::string line = report.summary;
+  if (seconds.has_value()) line += fmt::format(" in {}", seconds_in_words(*seconds));
+  return text + lines(fit(line + "\n"));
 }
 
 std::string text_of(const Report& report, const TextOptions& options) {

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// A report for people to read: on the terminal while it grows, and as report.txt.
 #pragma once
+#include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -9,17 +11,23 @@
 
 namespace isoshard {
 
+/// How much is told.
+enum class Detail : std::uint8_t {
+  kSummary,  ///< the closing line alone
+  kBrief,    ///< a line for what conforms, a card for what does not, the closing line
+  kFull,     ///< everything
+};
+
 struct TextOptions {
   RenderOptions verdict;  ///< also decides whether tables list every module
-  /// No notes, and of what conforms nothing; what is wrong and the summary stay.
-  bool is_quiet = false;
-  bool is_brief = false;  ///< of a case that conforms only its verdict line
-  int log_interval = 0;   ///< show the numbers of every so many steps of a curve; 0: of none
+  Detail detail = Detail::kFull;
+  bool shows_tables = false;  ///< of a brief report: whoever reads it asked for them
+  int log_interval = 0;       ///< show the numbers of every so many steps of a curve; 0: of none
 };
 
 /// Writes a report part by part, so that a command can print each part as soon as it is known.
-/// Cases, tables, experiments and statistics are separated by blank lines; notes, curves and
-/// goldens follow each other line by line.
+/// Cases that are told in full, tables, experiments and statistics are separated by blank lines;
+/// notes, lines of cases, curves and goldens follow each other line by line.
 ///
 /// Guarantees   the texts that are returned, put together, are text_of the report that has the same
 ///              parts in the same order.
@@ -37,10 +45,20 @@ class TextReport {
   [[nodiscard]] std::string add(const ReportGolden& item);
   [[nodiscard]] std::string add(const ReportExperiment& item);
   [[nodiscard]] std::string add(const ReportBenchmark& item);
-  /// What closes the report: tables, statistics and the summary.
-  [[nodiscard]] std::string finish(const Report& report);
+  /// What closes the report: tables, statistics, how to repeat a run that is not as it should be,
+  /// and the summary with the seconds that the command took.
+  [[nodiscard]] std::string finish(const Report& report, std::optional<double> seconds = {});
 
  private:
+  [[nodiscard]] std::string brief(const ReportCase& item);
+  [[nodiscard]] std::string full(const ReportCase& item);
+  /// The card of what is not as it should be.
+  [[nodiscard]] std::string card(const ReportCase& item) const;
+  [[nodiscard]] std::string repeat(const std::vector<std::string>& command);
+  /// Broken at the columns of the terminal.
+  [[nodiscard]] std::string fit(const std::string& text) const;
+  [[nodiscard]] bool is_brief() const { return options_.detail == Detail::kBrief; }
+  [[nodiscard]] bool is_summary() const { return options_.detail == Detail::kSummary; }
   /// `text` after a blank line, if anything stands before it.
   [[nodiscard]] std::string block(std::string text);
   [[nodiscard]] std::string lines(std::string text);

@@ -7,15 +7,22 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "core/mesh/mesh_words.h"
 #include "harness/report/text/hanging.h"
+#include "harness/verdict/would_miss.h"
 
 namespace isoshard {
 namespace {
 
 constexpr std::size_t kMaxRows = 48;  ///< of module outputs, unless every tensor is asked for
 constexpr std::size_t kMaxFindings = 10;
+constexpr std::size_t kTitleWidth = 17;  ///< of a card
+
+std::size_t width_of(const RenderOptions& options) {
+  return options.columns == 0 ? kLineWidth : options.columns;
+}
 
 class Table {
  public:
@@ -62,8 +69,7 @@ class Table {
     coverage("missing", verdict_.missing);
     coverage("extra", verdict_.extra);
     findings();
-    text_ +=
-        paint(verdict_line(verdict_), verdict_.status == Status::kConforms ? "32" : "31") + "\n";
+    text_ += painted(verdict_line(verdict_), verdict_.status, options_.color) + "\n";
     return std::move(text_);
   }
 
@@ -74,7 +80,7 @@ class Table {
 
   /// A line of the table, or several.
   void entry(std::string_view title, const std::string& text, std::string_view code = "") {
-    const std::string lines = hanging(fmt::format("  {:<22}", title), text);
+    const std::string lines = hanging(fmt::format("  {:<22}", title), text, width_of(options_));
     text_ += code.empty() ? lines : paint(lines, code);
   }
 
@@ -320,7 +326,9 @@ class Table {
         return;
       }
       text_ += fmt::format("  {} {}", paint(shown == 0 ? "first:" : "then:", "31"), f.what);
-      if (!f.ranks.empty()) text_ += fmt::format("; ranks {}", fmt::join(f.ranks, ", "));
+      if (!f.ranks.empty())
+        text_ +=
+            fmt::format("; rank{} {}", f.ranks.size() > 1 ? "s" : "", fmt::join(f.ranks, ", "));
       text_ += "\n";
       if (!f.evidence.empty())
         text_ += fmt::format("    {}{}\n", f.evidence,
@@ -339,6 +347,41 @@ class Table {
 
 std::string render(const Verdict& verdict, const RenderOptions& options) {
   return Table(verdict, options).run();
+}
+
+std::string painted(const std::string& line, Status status, bool color) {
+  return color ? fmt::format("\033[1;{}m{}\033[0m", status == Status::kConforms ? "32" : "31", line)
+               : line;
+}
+
+std::string card_text(const Card& card, const RenderOptions& options) {
+  std::string text;
+  for (const CardRow& row : card)
+    text +=
+        hanging(fmt::format("  {:<{}}", row.title, kTitleWidth), words_of(row), width_of(options));
+  return text;
+}
+
+std::string repeat_text(const std::vector<std::string>& command, const RenderOptions& options) {
+  std::vector<std::string> words;
+  for (const std::string& word : command) words.push_back(shell_word(word));
+  constexpr std::size_t kOneLine = std::numeric_limits<std::size_t>::max();
+  return hanging_command(fmt::format("  {:<{}}", kRepeatTitle, kTitleWidth), words,
+                         options.columns == 0 ? kOneLine : options.columns);
+}
+
+std::string short_verdict_line(const Verdict& verdict) {
+  std::string line = fmt::format("{} {} ({})", verdict.subject, verdict.case_slug,
+                                 words_of(verdict.mesh.axes(), "one process"));
+  if (verdict.status != Status::kConforms) {
+    line = fmt::format("{}  {}", words_of_verdict(verdict), line);
+    return verdict.findings.empty() ? fmt::format("{}: {}", line, verdict.reason) : line;
+  }
+  line = fmt::format("CONFORMS ({})  {}: {} tensors", name_of(verdict.strength), line,
+                     verdict.compared);
+  if (const std::string weakest = weakest_point(verdict); !weakest.empty())
+    line += "; weakest: " + weakest;
+  return line;
 }
 
 std::string verdict_line(const Verdict& verdict) {

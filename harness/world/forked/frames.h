@@ -19,7 +19,7 @@ enum class FrameType : std::uint32_t {
   kFailure = 2,     ///< a ForwardedFailure
   kCommError = 3,   ///< the body ended with a CommError; what()
   kException = 4,   ///< the body ended with any other exception; its type and what()
-  kGoodbye = 5,     ///< the body is done, nothing follows
+  kGoodbye = 5,     ///< the body is done; only failures in threads that outlive it follow
   kLeak = 6,        ///< processes that the body left running, in words; a goodbye follows
   kFileError = 8,   ///< the body ended with a FileError, or an input changed while it ran; what()
 };

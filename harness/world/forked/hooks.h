@@ -10,18 +10,21 @@ namespace isoshard {
 struct WorldHooks {
   /// In the controller, once, before the first fork.
   std::function<void()> before_first_world;
-  /// In each rank, instead of calling the body.
-  std::function<void(Rank&, const ForkedWorld::Body&)> run_body;
   /// In the controller, before each fork.
   std::function<void(int size)> before_world;
+  /// In each rank, before anything that the caller gave the world (decorator, body) runs.
+  std::function<void()> rank_begins;
+  /// In each rank whose body returned.
+  std::function<void()> rank_returned;
 };
 
-/// Replaces the hooks of this process.
+/// Replaces the hooks of this process. Without rank_begins, a failed expectation of GoogleTest
+/// throws in a rank, because nobody would see it otherwise.
 void set_world_hooks(WorldHooks hooks);
 
-/// Sends a failed expectation to the controller (RankReport::failures). `rank` is the object that a
-/// forked world gave to its body.
-/// Ranks   local; from any thread.
-void forward_failure(Rank& rank, const ForwardedFailure& failure);
+/// Sends a failed expectation to the controller (RankReport::failures).
+/// Ranks    local; called in a rank of a forked world, from any thread, until the process ends.
+/// Errors   UsageError outside of ranks.
+void forward_failure(const ForwardedFailure& failure);
 
 }  // namespace isoshard

@@ -26,6 +26,10 @@
 #include "harness/world/tensor_memory.h"
 
 namespace isoshard {
+
+// GoogleTest's flag; null in programs without GoogleTest.
+[[gnu::weak]] extern bool gtest_throws_on_failure asm("_ZN7testing28FLAGS_gtest_throw_on_failureE");
+
 namespace {
 
 constexpr std::size_t kResultPartBytes = 256 * 1024;
@@ -35,14 +39,32 @@ WorldHooks& hooks() {
   return instance;
 }
 
+// The way to the controller, open until the process ends. Any thread may send.
+class Channel {
+ public:
+  void open(int fd) noexcept { fd_ = fd; }
+  template <class Payload>
+  void send(FrameType type, const Payload& payload) {
+    const std::lock_guard lock(mutex_);
+    if (fd_ < 0) throw UsageError("forward_failure must be called in a rank of a forked world");
+    send_frame(fd_, type, payload);
+  }
+
+ private:
+  int fd_ = -1;
+  std::mutex mutex_;
+};
+
+// Never destroyed: threads that outlive the body may still use it.
+Channel& channel() {
+  static Channel& instance = *new Channel;
+  return instance;
+}
+
 class ForkedRank final : public Rank {
  public:
   ForkedRank(const RankStart& start, std::unique_ptr<Communicator> comm)
-      : rank_(start.rank),
-        size_(start.options->size),
-        channel_(start.channel),
-        slot_(*start.slot),
-        comm_(std::move(comm)) {}
+      : rank_(start.rank), size_(start.options->size), slot_(*start.slot), comm_(std::move(comm)) {}
   [[nodiscard]] int rank() const noexcept override { return rank_; }
   [[nodiscard]] int size() const noexcept override { return size_; }
   [[nodiscard]] Communicator& comm() noexcept override { return *comm_; }
@@ -58,34 +80,17 @@ class ForkedRank final : public Rank {
     }
     while (!bytes.empty()) {
       const auto part = bytes.first(std::min(bytes.size(), kResultPartBytes));
-      send(FrameType::kResultPart, part);
+      channel().send(FrameType::kResultPart, part);
       bytes = bytes.subspan(part.size());
     }
   }
 
-  void forward(const ForwardedFailure& failure) {
-    PayloadWriter payload;
-    const std::string_view text = std::string_view(failure.text).substr(0, kResultPartBytes);
-    payload.number(static_cast<std::uint64_t>(failure.line))
-        .number(failure.fatal ? 1 : 0)
-        .text(failure.file)
-        .text(text);
-    send(FrameType::kFailure, payload.bytes());
-  }
-
  private:
-  void send(FrameType type, std::span<const std::byte> payload) {
-    const std::lock_guard lock(mutex_);
-    send_frame(channel_, type, payload);
-  }
-
   int rank_;
   int size_;
-  int channel_;
   RankSlot& slot_;
   std::unique_ptr<Communicator> comm_;
   bool has_posted_ = false;
-  std::mutex mutex_;  ///< forwarded failures may come from any thread
 };
 
 // Something that ends at once, however often it is read: /dev/null, or where there is none a pipe
@@ -139,15 +144,25 @@ void die_with_controller(const RankStart& start) noexcept {
   if (::getppid() != start.controller) ::_exit(1);  // it died before the lines above
 }
 
+// Nobody forwards expectations where no hooks are set. There the first one that fails throws, so
+// that it is not lost with the rank.
+void throw_failed_expectations() {
+  if (&gtest_throws_on_failure != nullptr) gtest_throws_on_failure = true;
+}
+
 void run_body(const RankStart& start) {
-  std::unique_ptr<Communicator> comm = start.world->communicator(start.rank);
-  if (start.options->decorate) comm = start.options->decorate(std::move(comm), start.rank);
-  ForkedRank rank(start, std::move(comm));
-  if (hooks().run_body) {
-    hooks().run_body(rank, *start.body);
+  if (hooks().rank_begins) {
+    hooks().rank_begins();
   } else {
+    throw_failed_expectations();
+  }
+  {
+    std::unique_ptr<Communicator> comm = start.world->communicator(start.rank);
+    if (start.options->decorate) comm = start.options->decorate(std::move(comm), start.rank);
+    ForkedRank rank(start, std::move(comm));
     (*start.body)(rank);
   }
+  if (hooks().rank_returned) hooks().rank_returned();
 }
 
 }  // namespace
@@ -162,8 +177,14 @@ void call_world_hooks(int size) {
   if (hooks().before_world) hooks().before_world(size);
 }
 
-void forward_failure(Rank& rank, const ForwardedFailure& failure) {
-  dynamic_cast<ForkedRank&>(rank).forward(failure);
+void forward_failure(const ForwardedFailure& failure) {
+  PayloadWriter payload;
+  const std::string_view text = std::string_view(failure.text).substr(0, kResultPartBytes);
+  payload.number(static_cast<std::uint64_t>(failure.line))
+      .number(failure.fatal ? 1 : 0)
+      .text(failure.file)
+      .text(text);
+  channel().send(FrameType::kFailure, payload.bytes());
 }
 
 void rank_main(const RankStart& start) noexcept {
@@ -179,23 +200,26 @@ void rank_main(const RankStart& start) noexcept {
   std::setvbuf(stdout, buffer.data(), _IOLBF, buffer.size());
   install_crash_handlers(start.rank, *start.slot);
   prepare_tensor_memory(start.world_number);
+  channel().open(start.channel);
+  const pid_t own = ::getpid();
   try {
     try {
       run_body(start);
       require_unchanged_inputs();
     } catch (const FileError& error) {
-      send_frame(start.channel, FrameType::kFileError, error.what());
+      channel().send(FrameType::kFileError, error.what());
     } catch (const CommError& error) {
-      send_frame(start.channel, FrameType::kCommError, error.what());
+      channel().send(FrameType::kCommError, error.what());
     } catch (...) {
       // which explains whatever came of it
       const std::string changed = MappedFile::problem_of_any();
-      send_frame(start.channel, changed.empty() ? FrameType::kException : FrameType::kFileError,
-                 changed.empty() ? current_exception_in_words() : changed);
+      channel().send(changed.empty() ? FrameType::kException : FrameType::kFileError,
+                     changed.empty() ? current_exception_in_words() : changed);
     }
+    if (::getpid() != own) ::_exit(1);  // a process that the body forked and let return
     if (const LeakedProcesses leaked = end_all_children(); !leaked.words.empty())
-      send_frame(start.channel, FrameType::kLeak, leaked.words);
-    send_frame(start.channel, FrameType::kGoodbye, std::string_view());
+      channel().send(FrameType::kLeak, leaked.words);
+    channel().send(FrameType::kGoodbye, std::string_view());
   } catch (...) {  // the channel is broken: the controller sees an end without a goodbye
     ::_exit(1);
   }

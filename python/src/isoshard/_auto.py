@@ -24,23 +24,26 @@ import torch
 from . import _calls
 from ._checks import (
     compiled_names,
-    compiled_root,
+    not_trained,
     outside_parameters,
+    replaced_parameters,
     switch_dropout_off,
-    unwrapped,
 )
 from ._deepspeed import EngineHooks, is_engine, perturb_engine
 from ._hooks import Hooks
 from ._megatron import MegatronHooks, is_megatron, optimizers_of, perturb_megatron, watch
 from ._mesh import parse_mesh
+from ._names import compiled_root, named_parameters, unwrapped
 from ._options import Options
 from ._perturb import perturb
 from ._pipeline import PipelineHooks, Stages, calling_schedule
 from ._presets import with_preset
 from ._recorder import Recorder, world
-from .errors import IsoshardError, RecordError, UsageError
+from .errors import IsoshardError, NotTrained, RecordError, UsageError
 
 VARIABLE = "ISOSHARD_AUTO"
+#: How the name of a rank's message ends if the script is wrong, and not the recording.
+FINDING = ".finding.txt"
 
 
 @dataclass
@@ -122,6 +125,9 @@ class AutoRecorder:
         self.root: torch.nn.Module | None = None
         self._own: set[int] = set()  # the modules of the recorded model
         self._seen: list[torch.nn.Module] = []
+        #: Outermost modules that were called, and of whose parameters no optimizer holds any.
+        self._not_held: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
+        self._inside: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # they and their parts
         self.is_done = self.has_error = False
         self.on_end: Callable[[], None] = lambda: None
 
@@ -134,6 +140,7 @@ class AutoRecorder:
             init(optimizer, *args, **kwargs)
             recorder.optimizers.append(weakref.ref(optimizer))
             optimizer.register_step_pre_hook(recorder._watch_first_closure)
+            optimizer.register_step_pre_hook(recorder._before_unrecorded_step)
             watch(recorder.megatron)
             if recorder.hooks is not None and not recorder._steps_itself(recorder.root):
                 recorder._refuse_steps_of(optimizer)
@@ -163,11 +170,31 @@ class AutoRecorder:
             result = closure()
             if not has_begun and self.hooks is not None:
                 self.hooks.begin_in_closure(optimizer)
+            self._before_unrecorded_step(optimizer, (), {})
             return result
 
         if "closure" in kwargs:
             return args, {**kwargs, "closure": watched}
         return (args[0], watched, *args[2:]), kwargs
+
+    def _before_unrecorded_step(
+        self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any
+    ) -> None:
+        """Why no recording has begun may be that all parameters were replaced."""
+        if self.hooks is not None or self.is_done or self.has_error:
+            return
+        for module in list(self._not_held):
+            self._refuse_replaced(unwrapped(module))
+
+    def _refuse_replaced(self, model: torch.nn.Module) -> None:
+        number = replaced_parameters(model, self._alive(), has_gradients=True)
+        if number > 0:
+            error = not_trained(model, number)
+            self.report(error)
+            raise error
+
+    def _alive(self) -> list[torch.optim.Optimizer]:
+        return [o for o in (ref() for ref in self.optimizers) if o is not None]
 
     @staticmethod
     def _set(owner: Any, name: str, value: Any) -> None:
@@ -187,7 +214,7 @@ class AutoRecorder:
         if self.hooks is not None:
             self._refuse_second(module)
             return
-        optimizers = [o for o in (ref() for ref in self.optimizers) if o is not None]
+        optimizers = self._alive()
         if not optimizers:
             return
         if self._steps_itself(module):
@@ -195,20 +222,23 @@ class AutoRecorder:
             return
         held = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
         schedule = calling_schedule()
-        module = module if schedule is None else Stages(schedule)
+        called, module = module, module if schedule is None else Stages(schedule)
         model = unwrapped(module)
-        own = {id(p) for p in model.parameters()}
+        own = {id(p) for _, p in named_parameters(model)}
         if not own & held:
+            if called not in self._inside:
+                self._not_held.add(called)
+                self._inside.update(called.modules())
             return
         self._begin(module, [o for o in optimizers if _holds_any(o, own)])
 
     def _refuse_second(self, module: torch.nn.Module) -> None:
         """Everything that is trained must be inside of the recorded model when it is called."""
         assert self.hooks is not None
-        optimizers = [o for o in (ref() for ref in self.optimizers) if o is not None]
+        optimizers = self._alive()
         held = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
         inside = set(self.hooks._names) - {id(p) for p in self.hooks.outside.values()}
-        names = [n for n, p in module.named_parameters() if id(p) in held - inside]
+        names = [n for n, p in named_parameters(module) if id(p) in held - inside]
         if not names:
             self._own.add(id(module))
             self._seen.append(module)  # so that no other one gets its id
@@ -218,7 +248,7 @@ class AutoRecorder:
             f"the parameter {names[0]} beside {type(self.hooks.model).__name__}. Put both into one "
             "module that the script calls, or record that one with isoshard.record."
         )
-        self.report(str(error))
+        self.report(error)
         raise error
 
     def _refuse_steps_of(self, optimizer: torch.optim.Optimizer) -> None:
@@ -227,6 +257,8 @@ class AutoRecorder:
         def refuse(stepping: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
             if self.is_done:
                 return
+            if self.hooks is not None:
+                self._refuse_replaced(self.hooks.model)
             held = [p for group in stepping.param_groups for p in group["params"]]
             known = self.hooks._names if self.hooks is not None else {}
             if all(id(p) in known for p in held):
@@ -235,7 +267,7 @@ class AutoRecorder:
                     f"{type(stepping).__name__} that was built later. Build it earlier, or record "
                     "a part of the training with isoshard.record."
                 )
-                self.report(str(error))
+                self.report(error)
                 raise error
             error = RecordError(
                 "Every optimizer that steps must hold parameters of the recorded model, got "
@@ -243,7 +275,7 @@ class AutoRecorder:
                 f"({', '.join(str(list(p.shape)) for p in held[:3])}). Build the optimizers before "
                 "the model is called, over one module, or record with isoshard.record."
             )
-            self.report(str(error))
+            self.report(error)
             raise error
 
         optimizer.register_step_pre_hook(refuse)
@@ -261,7 +293,7 @@ class AutoRecorder:
         try:
             self._start(module, optimizers)
         except IsoshardError as error:
-            self.report(str(error))
+            self.report(error)
             raise
 
     def _start(self, module: torch.nn.Module, optimizers: list[torch.optim.Optimizer]) -> None:
@@ -296,7 +328,7 @@ class AutoRecorder:
         kwargs: dict[str, Any] = {
             "max_steps": config.steps,
             "on_last_step": self._on_last_step,
-            "on_error": lambda error: self.report(str(error)),
+            "on_error": lambda error: self.report(error),
         }
         if config.model_config is not None:
             from ._ours import config_of
@@ -344,15 +376,16 @@ class AutoRecorder:
                 )
             self.recorder.finish()
         except IsoshardError as error:
-            self.report(str(error))
+            self.report(error)
 
-    def report(self, text: str) -> None:
-        """Leaves a message for the driver."""
+    def report(self, what: str | IsoshardError) -> None:
+        """Leaves a message for the driver, and whether it is a finding."""
         self.has_error = True
         folder = error_folder(Path(self.config.directory))
         folder.mkdir(parents=True, exist_ok=True)
         rank, _ = world()
-        (folder / f"rank{rank:05d}.txt").write_text(text + "\n")
+        ending = FINDING if isinstance(what, NotTrained) else ".txt"
+        (folder / f"rank{rank:05d}{ending}").write_text(f"{what}\n")
 
 
 def _holds_any(optimizer: torch.optim.Optimizer, parameters: set[int]) -> bool:

@@ -202,6 +202,8 @@ def _install() -> None:
 
 
 def _kernel_of(name: str, operator: Any, behind: Any) -> Callable[..., Any]:
+    # torch.compile would trace it where it breaks a graph for a collective, as in DDP's forward.
+    @torch._disable_dynamo
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         if _journals and not getattr(_own, "depth", 0):
             for journal in _journals:

@@ -3,50 +3,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
+from ._names import named_modules, named_parameters, own_class
 from ._safetensors import DTYPES
-from .errors import RecordError
-
-_WRAPPER_ATTRIBUTES = ("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module")
-
-
-def unwrapped(model: torch.nn.Module) -> torch.nn.Module:
-    """The user's model inside DDP, a DeepSpeed engine, torch.compile and the like."""
-    while True:
-        inner: Any = None
-        for name in ("module", "_orig_mod"):
-            candidate = model._modules.get(name)
-            is_only = len(list(model.children())) == 1
-            if isinstance(candidate, torch.nn.Module) and is_only:
-                inner = candidate
-        if inner is None or not _is_wrapper(model):
-            return model
-        model = inner
-
-
-def _is_wrapper(model: torch.nn.Module) -> bool:
-    return type(model).__module__.split(".")[0] in ("torch", "deepspeed", "megatron", "accelerate")
-
-
-def canonical(name: str) -> str:
-    """A module's or parameter's name without the wrappers that frameworks put around modules."""
-    return ".".join(part for part in name.split(".") if part not in _WRAPPER_ATTRIBUTES)
-
-
-def compiled_root(model: torch.nn.Module) -> torch.nn.Module | None:
-    """The torch.compile wrapper around the whole model, if there is one."""
-    while _is_wrapper(model):
-        if "_orig_mod" in model._modules:
-            return model
-        inner = model._modules.get("module")
-        if inner is None:
-            return None
-        model = inner
-    return None
+from .errors import NotTrained, RecordError
 
 
 def is_compiled(module: torch.nn.Module) -> bool:
@@ -57,11 +21,10 @@ def is_compiled(module: torch.nn.Module) -> bool:
 def compiled_names(model: torch.nn.Module) -> list[str]:
     """Names of the outermost modules that torch.compile runs: hooks inside are not called."""
     found: list[str] = []
-    for name, module in model.named_modules():
+    for name, module in named_modules(model):
         if "_orig_mod" in module._modules or is_compiled(module):
-            clean = canonical(name)
-            if not any(clean == f or clean.startswith(f + ".") or f == "" for f in found):
-                found.append(clean)
+            if not any(name == f or name.startswith(f + ".") or f == "" for f in found):
+                found.append(name)
     return found
 
 
@@ -69,7 +32,7 @@ def outside_parameters(
     model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer]
 ) -> dict[str, torch.Tensor]:
     """What optimizers step beside the model's own parameters, as outside.0, outside.1, ..."""
-    seen = {id(p) for p in model.parameters()}
+    seen = {id(p) for _, p in named_parameters(model)}
     found: list[torch.Tensor] = []
     for optimizer in optimizers:
         for parameter in (p for group in optimizer.param_groups for p in group["params"]):
@@ -79,12 +42,39 @@ def outside_parameters(
     return {f"outside.{i}": parameter for i, parameter in enumerate(found)}
 
 
+def replaced_parameters(
+    model: torch.nn.Module, optimizers: Sequence[torch.optim.Optimizer], *, has_gradients: bool
+) -> int:
+    """Number of parameters that optimizers hold in place of newer ones of the model.
+
+    Such a parameter has no gradient and is not in the model, where another one of its shape is in
+    no optimizer, and has a gradient (`has_gradients`: backward has run).
+    """
+    own = {id(p): p for _, p in named_parameters(model) if p.requires_grad}
+    held = {id(p): p for o in optimizers for group in o.param_groups for p in group["params"]}
+    old = [p for p in held.values() if id(p) not in own and p.requires_grad and p.grad is None]
+    free = [p for i, p in own.items() if i not in held]
+    new = [p for p in free if p.grad is not None or not has_gradients]
+    return sum((Counter(p.shape for p in old) & Counter(p.shape for p in new)).values())
+
+
+def not_trained(model: torch.nn.Module, number: int) -> NotTrained:
+    """The finding that so many of a model's parameters were replaced."""
+    parameters, were = ("parameter", "it was") if number == 1 else ("parameters", "they were")
+    return NotTrained(
+        f"The optimizer holds {number} {parameters} that {own_class(model).__name__} no longer "
+        f"has; {were} replaced after the optimizer was made, for example by fully_shard. The "
+        "training never updates what the model has instead. Make the optimizer after the model is "
+        "wrapped, parallelized and loaded."
+    )
+
+
 def persistent_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Name and value of each buffer that checkpoints hold, and whose dtype can be recorded."""
     seen: set[str] = set()
-    for prefix, module in model.named_modules():
+    for prefix, module in named_modules(model):
         for key, value in module.named_buffers(recurse=False):
-            name = canonical(f"{prefix}.{key}" if prefix else key)
+            name = f"{prefix}.{key}" if prefix else key
             is_known = value.dtype in DTYPES and value.dtype != torch.bool
             if key in module._non_persistent_buffers_set or name in seen or not is_known:
                 continue

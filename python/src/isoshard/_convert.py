@@ -300,7 +300,9 @@ def compare(words: Sequence[str]) -> int:
                 shutil.copy(config, target.parent / "config.json")
             rest[at] = str(target.parent)
             converted[rest[at]] = str(source)
-        code, text = _program.call(rest, capture=True)
+        rest += ["--made-by", json.dumps([*_program.started_as(), *words])]
+        columns = shutil.get_terminal_size((100, 24)).columns
+        code, text = _program.call(rest, capture=True, columns=columns)
     for place, name in converted.items():
         text = text.replace(place, name)
     print(text, end="", flush=True, file=sys.stdout if code in (0, 1) else sys.stderr)

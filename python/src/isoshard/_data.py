@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,17 +16,57 @@ from ._mesh import DATA_AXES, Mesh
 Shape = tuple[int, ...]
 _RANK_LOSS = "scalar/loss_per_dp_rank"
 _IGNORED = -100  # a label that torch's cross_entropy does not count
+_NO_SAMPLER = (
+    "the script has no DistributedSampler or other split of the batch over the data-parallel ranks"
+)
 #: How much nearer a weighted mean must be to be the cause.
 _CLEARLY = 0.01
 
 
-def check_samples(reference: Path, run: Path) -> list[str]:
-    """Sentences about inputs that the data-parallel ranks do not share out; none if all is well.
+@dataclass(frozen=True)
+class Finding:
+    """An input of one step that makes the run wrong, as isoshard-judge compare --findings reads it.
+
+    `samples` is how many the single process has, where each rank has as many of its own.
+    """
+
+    step: int
+    name: str
+    what: str
+    cause: str
+    ranks: list[int]
+    samples: int | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of the file."""
+        kind = {"step": self.step, "kind": "data_id", "name": self.name}
+        return {**kind, "what": self.what, "cause": self.cause, "ranks": self.ranks}
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What makes a run differ from one process though nothing is wrong in it.
+
+    It shows first at the tensor that `kind` and `name` say.
+    """
+
+    step: int
+    kind: str
+    name: str
+    text: str
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of the file."""
+        return asdict(self)
+
+
+def check_samples(reference: Path, run: Path) -> list[Finding]:
+    """Inputs that the data-parallel ranks do not share out; none if all is well.
 
     Inputs of one step, call and name that are cut on no rank are copies to the judge: equal ones
     conform, though every rank does the work of the whole batch.
     """
-    lines: dict[str, str] = {}
+    found: dict[tuple[str, str], Finding] = {}
     with _bundle.checked(run):
         manifest = _bundle.read_manifest(run)
         mesh = Mesh({str(a["axis"]): int(a["degree"]) for a in manifest["mesh"]})
@@ -35,17 +77,17 @@ def check_samples(reference: Path, run: Path) -> list[str]:
             if step in _bundle.read_manifest(reference)["steps"]:
                 wanted = _inputs(reference, step, 0)
                 ranks = [_inputs(run, step, rank) for rank in range(mesh.size)]
-                for rank, actual in enumerate(ranks):
-                    line = _about_calls(wanted, actual)
-                    if line is not None:
-                        lines.setdefault(line, f"step {step}, rank {rank}: {line}")
-                found = _about_whole(wanted, ranks, mesh) or _about_copies(run, step, wanted, mesh)
-                for line in found:
-                    lines.setdefault(line, f"step {step}: {line}")
-    return [f"data: {line}" for line in lines.values()]
+                of_step = _about_calls(step, wanted, ranks)
+                whole = _about_whole(run, step, wanted, ranks, mesh)
+                of_step += whole or _about_copies(run, step, wanted, mesh)
+                for finding in of_step:
+                    found.setdefault((finding.name, finding.what), finding)
+    return list(found.values())
 
 
-def _about_copies(run: Path, step: int, wanted: dict[str, list[Shape]], mesh: Mesh) -> list[str]:
+def _about_copies(
+    run: Path, step: int, wanted: dict[str, list[Shape]], mesh: Mesh
+) -> list[Finding]:
     """Whether data-parallel ranks read equal inputs, of which cp cuts another dim.
 
     Then no rank has as large an input as the single process has.
@@ -64,11 +106,11 @@ def _about_copies(run: Path, step: int, wanted: dict[str, list[Shape]], mesh: Me
         for name, shapes in wanted.items():
             own = sum(t.numel() for key, t in first.items() if key.split("/")[1] == name)
             if own * cut * mesh.data_degree > sum(math.prod(shape) for shape in shapes):
-                return [
+                what = (
                     f"the data-parallel ranks {', '.join(map(str, ranks))} read equal inputs, "
-                    f"though they must share the samples of {name} out. Give the script a "
-                    "DistributedSampler or another split of the batch over them."
-                ]
+                    "though they must share the samples out"
+                )
+                return [Finding(step, name, what, _NO_SAMPLER, ranks)]
     return []
 
 
@@ -76,8 +118,8 @@ def _are_equal(first: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
     return first.keys() == other.keys() and all(torch.equal(first[n], other[n]) for n in first)
 
 
-def causes_in_data(reference: Path, run: Path) -> list[str]:
-    """Sentences about what makes a run differ from one process though nothing is wrong in it."""
+def causes_in_data(reference: Path, run: Path) -> list[Cause]:
+    """What makes a run differ from one process though its parallelism is right."""
     with _bundle.checked(run):
         manifest = _bundle.read_manifest(run)
         mesh = Mesh({str(a["axis"]): int(a["degree"]) for a in manifest["mesh"]})
@@ -87,21 +129,23 @@ def causes_in_data(reference: Path, run: Path) -> list[str]:
         return [*_batch_statistics(reference, step), *_mean_of_means(reference, run, step, mesh)]
 
 
-def _batch_statistics(reference: Path, step: int) -> list[str]:
+def _batch_statistics(reference: Path, step: int) -> list[Cause]:
     records = _bundle.read_records(reference, step, 0)["records"]
     end = ".running_var.buffer"
     names = sorted({r["name"].removesuffix(end) for r in records if r["name"].endswith(end)})
     if not names:
         return []
     more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    return [
-        f"likely cause: {names[0]}{more} normalizes by the samples of a batch, and each "
-        f"data-parallel rank has a batch of its own (BatchNorm in training). Use SyncBatchNorm on "
-        "GPUs, GroupNorm, or eval() of these modules, in both runs."
-    ]
+    text = (
+        f"{names[0]}{more} normalizes by the samples of a batch, and each data-parallel rank has a "
+        "batch of its own (BatchNorm in training). Use SyncBatchNorm on GPUs, GroupNorm, or eval() "
+        "of these modules, in both runs."
+    )
+    of_forward = [r["name"] for r in records if r["kind"] == "activation" and r["name"] in names]
+    return [Cause(step, "activation", next(iter([*of_forward, *names])), text)]
 
 
-def _mean_of_means(reference: Path, run: Path, step: int, mesh: Mesh) -> list[str]:
+def _mean_of_means(reference: Path, run: Path, step: int, mesh: Mesh) -> list[Cause]:
     """Whether the losses' mean is wrong, and right if weighted by the labels that ranks count."""
     wanted = _bundle.read_some_tensors(reference, step, 0, "scalar/").get("scalar/loss/0")
     if wanted is None:
@@ -126,12 +170,13 @@ def _mean_of_means(reference: Path, run: Path, step: int, mesh: Mesh) -> list[st
         ]
         weighted = sum(n * loss for n, loss in zip(counts, losses, strict=True))
         if len(set(counts)) > 1 and abs(weighted / sum(counts) - whole) < _CLEARLY * error:
-            return [
-                f"likely cause: the data-parallel ranks count {min(counts)} to {max(counts)} "
-                "labels, and each takes the mean over its own. The single process takes the mean "
-                "over all labels: weighted by their numbers the ranks' losses give its loss. "
-                "Divide sums of losses by the number of labels of all ranks, times the ranks."
-            ]
+            text = (
+                f"the data-parallel ranks count {min(counts)} to {max(counts)} labels, and each "
+                "takes the mean over its own. The single process takes the mean over all labels: "
+                "weighted by their numbers the ranks' losses give its loss. Divide sums of losses "
+                "by the number of labels of all ranks, times the ranks."
+            )
+            return [Cause(step, "scalar", "loss", text)]
     return []
 
 
@@ -144,21 +189,34 @@ def _inputs(directory: Path, step: int, rank: int) -> dict[str, list[Shape]]:
     return calls
 
 
-def _about_calls(wanted: dict[str, list[Shape]], actual: dict[str, list[Shape]]) -> str | None:
-    for name in wanted.keys() & actual.keys():
-        ours, theirs = len(wanted[name]), len(actual[name])
-        if ours != theirs:
-            return (
-                f"the single process calls the model {ours} times in a step, this rank {theirs} "
-                f"times ({name}). Both must make the same micro-batches: give --reference-command "
-                "with arguments that do."
+def _about_calls(
+    step: int, wanted: dict[str, list[Shape]], ranks: list[dict[str, list[Shape]]]
+) -> list[Finding]:
+    """The first input that ranks get in another number of calls than the single process."""
+    for name in wanted:
+        ours = len(wanted[name])
+        others = [r for r, actual in enumerate(ranks) if len(actual.get(name, [])) not in (0, ours)]
+        if others:
+            theirs = len(ranks[others[0]][name])
+            what = (
+                f"the single process calls the model {ours} times in a step, rank {others[0]} "
+                f"{theirs} times"
             )
-    return None
+            cause = (
+                "both must make the same micro-batches: give --reference-command with arguments "
+                "that do"
+            )
+            return [Finding(step, name, what, cause, others)]
+    return []
 
 
 def _about_whole(
-    wanted: dict[str, list[Shape]], ranks: list[dict[str, list[Shape]]], mesh: Mesh
-) -> list[str]:
+    run: Path,
+    step: int,
+    wanted: dict[str, list[Shape]],
+    ranks: list[dict[str, list[Shape]]],
+    mesh: Mesh,
+) -> list[Finding]:
     """Inputs that some rank has as large as the single process, where they hold samples."""
     cut: set[tuple[int, int]] = set()  # dims that some rank has in part, and their sizes
     whole: dict[str, list[int]] = {}
@@ -171,18 +229,35 @@ def _about_whole(
                 if theirs[call] == shape:
                     whole.setdefault(name, []).append(rank)
                 cut |= {(dim, size) for dim, size in enumerate(shape) if theirs[call][dim] < size}
-    lines = []
+    found = []
     for name, having in whole.items():
         shape = wanted[name][0]
         is_cut_elsewhere = any((dim, size) in cut for dim, size in enumerate(shape))
         if cut and not is_cut_elsewhere:
             continue  # positions and masks need not be cut where the samples are
-        samples = shape[0]
-        lines.append(
-            f"the single process has {samples} samples of {name}, and so has each of "
-            f"{len(set(having))} ranks, though {mesh.data_degree} data-parallel ranks must share "
-            "them out. Give the script a DistributedSampler or another split of the batch; if it "
-            "draws a batch for each process, give --reference-command with a batch size of "
-            f"{samples * mesh.data_degree}, or arguments that draw the same samples."
+        samples, having = shape[0], sorted(set(having))
+        what = (
+            f"the single process has {samples} samples, and so has each of {len(having)} ranks, "
+            f"though {mesh.data_degree} data-parallel ranks must share them out"
         )
-    return lines
+        if not _have_own_samples(run, step, name, having, mesh):
+            found.append(Finding(step, name, what, _NO_SAMPLER, having))
+            continue
+        cause = (
+            f"each rank draws samples of its own, so the single process must train on all "
+            f"{samples * mesh.data_degree}"
+        )
+        found.append(Finding(step, name, what, cause, having, samples))
+    return found
+
+
+def _have_own_samples(run: Path, step: int, name: str, having: list[int], mesh: Mesh) -> bool:
+    """Whether every data-parallel share has inputs of this name, no two of them equal."""
+    shares: dict[tuple[int, ...], bytes] = {}
+    for rank in having:
+        at = tuple(c for axis, c in mesh.coordinates(rank).items() if axis in DATA_AXES)
+        if at not in shares:
+            tensors = _bundle.read_some_tensors(run, step, rank, f"data_id/{name}/")
+            own = [tensors[key] for key in sorted(tensors)]
+            shares[at] = b"".join(t.contiguous().numpy().tobytes() for t in own)
+    return len(set(shares.values())) == len(shares) == mesh.data_degree

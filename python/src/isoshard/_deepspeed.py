@@ -14,11 +14,11 @@ from typing import Any
 import torch
 
 from ._calls import not_journaled
-from ._checks import canonical, unwrapped
 from ._hooks import Hooks
+from ._names import named_parameters, unwrapped
 from ._perturb import move_by_one_ulp
 from ._recorder import FlatPart, Recorder
-from ._settings import is_adam_like, largest_learning_rate, optimizer_settings
+from ._settings import largest_learning_rate, masks_small_gradients, optimizer_settings
 from .errors import IsoshardError
 
 _PARTITIONED = 3  # from this stage on parameters are partitioned, too
@@ -88,7 +88,7 @@ class EngineHooks(Hooks):
         recorder.training["optimizer"] = optimizer_settings(basic)
         if engine.gradient_clipping() > 0:  # else gradients are not clipped
             recorder.training["max_grad_norm"] = float(engine.gradient_clipping())
-        recorder.judging["mask_small_gradients"] = is_adam_like([basic])
+        recorder.judging["mask_small_gradients"] = masks_small_gradients([basic])
         self._wrap_step()
 
     def _wrap_step(self) -> None:
@@ -113,7 +113,7 @@ class EngineHooks(Hooks):
 
         if self.is_partitioned:
             return []
-        found = [(n, safe_get_full_grad(p)) for n, p in self.model.named_parameters()]
+        found = [(n, safe_get_full_grad(p)) for n, p in named_parameters(self.model)]
         return [(name, grad) for name, grad in found if grad is not None]
 
     def _record_gradients(self, names: set[str] | None = None) -> None:
@@ -122,8 +122,7 @@ class EngineHooks(Hooks):
             return
         from deepspeed.utils import safe_get_local_grad
 
-        for raw, parameter in self.model.named_parameters():
-            name = canonical(raw)
+        for name, parameter in named_parameters(self.model):
             if parameter.requires_grad and name not in self._recorded:
                 self._recorded.add(name)
                 self._put_part(
@@ -135,9 +134,9 @@ class EngineHooks(Hooks):
         if not self.is_partitioned:
             super()._record_parameters()
             return
-        parameters: list[tuple[str, Any]] = list(self.model.named_parameters())
-        for raw, parameter in parameters:
-            name = self._rename(canonical(raw))
+        parameters: list[tuple[str, Any]] = list(named_parameters(self.model))
+        for own, parameter in parameters:
+            name = self._rename(own)
             if parameter.data.shape == parameter.ds_shape:
                 self.recorder.put("param", name, parameter, layout="replicate")
             else:
@@ -166,8 +165,8 @@ class EngineHooks(Hooks):
             self._record_partitioned_state()
             return
         is_plain = self.engine.optimizer is self.engine.basic_optimizer
-        for raw, parameter in self.model.named_parameters():
-            name = self._rename(canonical(raw))
+        for own, parameter in named_parameters(self.model):
+            name = self._rename(own)
             if is_plain:
                 state = self.engine.basic_optimizer.state.get(parameter, {})
                 for key, value in sorted(state.items()):
@@ -184,10 +183,10 @@ class EngineHooks(Hooks):
     def _record_partitioned_state(self) -> None:
         from deepspeed.utils import safe_get_local_fp32_param, safe_get_local_optimizer_state
 
-        for raw, parameter in self.model.named_parameters():
+        for own, parameter in named_parameters(self.model):
             if not parameter.requires_grad:
                 continue
-            name = self._rename(canonical(raw))
+            name = self._rename(own)
             if parameter.dtype != torch.float32:
                 master = safe_get_local_fp32_param(parameter)
                 self._put_part("optimizer", f"{name}.master", parameter, master)

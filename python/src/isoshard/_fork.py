@@ -20,6 +20,7 @@ import sys
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -52,8 +53,8 @@ class World:
     def __post_init__(self) -> None:
         self.codes = [None] * len(self.pids)
 
-    def wait(self, limit: float) -> list[int]:
-        """Waits for all ranks; a rank that fails ends the others."""
+    def wait(self, limit: float, tick: Callable[[], None] = lambda: None) -> list[int]:
+        """Waits for all ranks, and calls `tick` meanwhile; a rank that fails ends the others."""
         end, failed_at = time.monotonic() + limit, None
         while any(code is None for code in self.codes):
             for i, pid in enumerate(self.pids):
@@ -69,6 +70,7 @@ class World:
                 raise subprocess.TimeoutExpired("the ranks", limit)
             if failed_at is not None and now > failed_at + _GRACE_SECONDS:
                 self.kill()
+            tick()
             time.sleep(0.005)
         sweep(self.port)
         return [code if code is not None else -1 for code in self.codes]
@@ -89,7 +91,10 @@ class World:
         if running:
             end_processes([self.pids[i] for i in running])
         for i in running:
-            self.codes[i] = os.waitstatus_to_exitcode(os.waitpid(self.pids[i], 0)[1])
+            try:
+                self.codes[i] = os.waitstatus_to_exitcode(os.waitpid(self.pids[i], 0)[1])
+            except ChildProcessError:  # an interrupted wait() had its code already
+                self.codes[i] = -signal.SIGTERM
         sweep(self.port)
 
 
@@ -251,7 +256,8 @@ def _log_to(log: Path) -> None:
 
 def _be_rank(launch: Launch, config: AutoConfig, log: Path, rank: int) -> int:
     die_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
     stack = stack_of(log).open("w")  # open as long as the process lives
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
     random.seed()

@@ -3,29 +3,31 @@
 
 from __future__ import annotations
 
+import traceback
 import weakref
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from ._calls import BACKWARD, FORWARD, UPDATE, not_journaled
 from ._checks import (
-    canonical,
     compiled_names,
-    compiled_root,
     is_compiled,
+    not_trained,
     outside_parameters,
     persistent_buffers,
     random_state,
     refuse_dropout,
-    unwrapped,
+    replaced_parameters,
 )
 from ._dtensor import is_dtensor, local_of, reduced
 from ._inputs import as_ids, tensors_of
 from ._mesh import DATA_AXES
+from ._names import compiled_root, named_modules, named_parameters, own_class, unwrapped
 from ._recorder import Recorder, sum_of_losses
-from ._settings import is_adam_like, largest_learning_rate, training_settings
+from ._settings import largest_learning_rate, masks_small_gradients, training_settings
 from ._shared_state import (
     is_shared_out,
     kinds_of,
@@ -74,7 +76,7 @@ class Hooks:
         self._is_backward_split = False  # whether parts of backward run twice, with equal values
         self._random_state: list[torch.Tensor] | None = None
         self._stepped: set[int] = set()
-        self._names = {id(p): canonical(n) for n, p in self.model.named_parameters()}
+        self._names = {id(p): n for n, p in named_parameters(self.model)}
         self.outside = outside_parameters(self.model, self.optimizers)
         self._check_optimizers()
         self._names.update({id(p): name for name, p in self.outside.items()})
@@ -93,11 +95,14 @@ class Hooks:
             held = [p for group in optimizer.param_groups for p in group["params"]]
             known = [p for p in held if id(p) in self._names]
             if not known:
+                number = replaced_parameters(self.model, self.optimizers, has_gradients=False)
                 raise RecordError(
                     f"The optimizer must step parameters of the recorded model "
-                    f"({type(self.model).__name__}), got {type(optimizer).__name__} with "
-                    f"{len(held)} other tensors. Build it after the model is wrapped, or record "
-                    "with isoshard.record(directory, model, optimizer)."
+                    f"({own_class(self.model).__name__}), got {type(optimizer).__name__} with "
+                    f"{len(held)} other tensors, {number} of which have the shapes of parameters "
+                    "that no optimizer holds. Build it after the model is wrapped (fully_shard "
+                    "replaces all parameters), or record with isoshard.record(directory, model, "
+                    "optimizer)."
                 )
 
     def _attach(self) -> None:
@@ -128,10 +133,13 @@ class Hooks:
         def call(*args: Any, **kwargs: Any) -> Any:
             try:
                 return function(*args, **kwargs)
-            except IsoshardError as error:
+            except Exception as error:
+                told = error if isinstance(error, IsoshardError) else _of_the_recorder(error)
                 if self.on_error is not None:
-                    self.on_error(error)
-                raise
+                    self.on_error(told)
+                if told is error:
+                    raise
+                raise told from error
 
         return call
 
@@ -161,8 +169,7 @@ class Hooks:
                     f"{name or 'the model'} is compiled: no hook inside it is called"
                 )
         seen: set[str] = set()
-        for raw, module in self.model.named_modules():
-            name = canonical(raw)
+        for name, module in named_modules(self.model):
             last = name.rpartition(".")[2]
             if not name or name in seen or isinstance(module, _SKIPPED) or last in _SKIPPED_ENDS:
                 continue
@@ -188,7 +195,7 @@ class Hooks:
     def _set_judging(self) -> None:
         self.recorder.judging.update(
             {
-                "mask_small_gradients": is_adam_like(kinds_of(self.optimizers)),
+                "mask_small_gradients": masks_small_gradients(kinds_of(self.optimizers)),
                 "activation_grad_scale": "dp",
                 "partial": ["scalar/loss", "activation/*", "activation_grad/*"],
             }
@@ -344,7 +351,7 @@ class Hooks:
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         if not self.recorder.active:
             return None
-        self._record_rate(optimizer)
+        self._record_rate()
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
             self._record_gradients_of(optimizer)
@@ -369,20 +376,28 @@ class Hooks:
     def begin_in_closure(self, optimizer: torch.optim.Optimizer) -> None:
         """For a recording that begins in a step, with the model's first call in its closure."""
         if self.recorder.active and optimizer in self.optimizers:
-            self._guarded(self._record_rate)(optimizer)
+            self._guarded(self._record_rate)()
             self.after_closure(optimizer)
 
-    def _record_rate(self, optimizer: torch.optim.Optimizer) -> None:
+    def _record_rate(self) -> None:
         if not self._stepped:
-            self.recorder.learning_rate(largest_learning_rate(optimizer))
+            self.recorder.learning_rate(largest_learning_rate(*self.optimizers))
 
     def _record_gradients_of(self, optimizer: torch.optim.Optimizer) -> None:
         """The gradients that a step reads; with the last optimizer those that none reads, too."""
         if len(self._stepped | {id(optimizer)}) >= len(self.optimizers):
+            self._refuse_replaced()
             self._record_gradients(None)
             return
         held = [p for group in optimizer.param_groups for p in group["params"]]
         self._record_gradients({self._names[id(p)] for p in held if id(p) in self._names})
+
+    def _refuse_replaced(self) -> None:
+        """Raises if an optimizer holds what was in the model once: it is no parameter outside."""
+        if self.outside:
+            number = replaced_parameters(self.model, self.optimizers, has_gradients=True)
+            if number > 0:
+                raise not_trained(self.model, number)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if not self.recorder.active:
@@ -420,23 +435,21 @@ class Hooks:
             self._has_losses = True
             self._record_loss()
         self._name_calls()
-        for raw, gradient in self._gradients():
-            name = canonical(raw)
+        for name, gradient in self._gradients():
             if name not in self._recorded and (names is None or name in names):
                 self._recorded.add(name)
                 self.recorder.put("grad", self._rename(name), gradient)
 
     def _name_calls(self) -> None:
         """Tells the journal which memory is whose gradient, or parameter."""
-        named = [*self.model.named_parameters(), *self.outside.items()]
-        own = [(f"gradient of {canonical(n)}", p.grad) for n, p in named]
-        own += [(f"parameter {canonical(n)}", p.detach()) for n, p in named]
+        named = self._parameters()
+        own = [(f"gradient of {n}", p.grad) for n, p in named]
+        own += [(f"parameter {n}", p.detach()) for n, p in named]
         self.recorder.journal.name_tensors((n, local_of(t)) for n, t in own if t is not None)
 
     def _gradients(self) -> list[tuple[str, torch.Tensor]]:
         """The gradients by name, as the optimizer reads them."""
-        named = [*self.model.named_parameters(), *self.outside.items()]
-        return [(name, reduced(p.grad)) for name, p in named if p.grad is not None]
+        return [(n, reduced(p.grad)) for n, p in self._parameters() if p.grad is not None]
 
     def _record_loss(self) -> None:
         if not self._losses:
@@ -462,7 +475,9 @@ class Hooks:
                 if not isinstance(value, torch.Tensor):
                     continue
                 whole = f"{self._rename(name)}.{key}"
-                number = local_of(value).double().reshape(1) if value.ndim == 0 else None
+                is_number = value.numel() == 1 and value.shape != parameter.shape
+                is_number |= value.ndim == 0
+                number = local_of(value).double().reshape(1) if is_number else None
                 kept = value if number is None else number
                 if is_shared_out(optimizer):
                     self.recorder.put("optimizer", whole, kept, layout=own_part(kept))
@@ -477,8 +492,12 @@ class Hooks:
                     self.recorder.put("optimizer", whole, nothing, layout=place)
 
     def _record_parameters(self) -> None:
-        for raw, parameter in [*self.model.named_parameters(), *self.outside.items()]:
-            self.recorder.put("param", self._rename(canonical(raw)), parameter)
+        for name, parameter in self._parameters():
+            self.recorder.put("param", self._rename(name), parameter)
+
+    def _parameters(self) -> list[tuple[str, torch.Tensor]]:
+        """The model's parameters and those outside, by name."""
+        return [*named_parameters(self.model), *self.outside.items()]
 
     def _record_buffers(self) -> None:
         """What a step leaves in persistent buffers, such as running means."""
@@ -486,6 +505,17 @@ class Hooks:
             self.recorder.dtypes.after_step(name, value)
             whole = value.reshape(1) if value.ndim == 0 else value
             self.recorder.put("optimizer", f"{self._rename(name)}.buffer", whole)
+
+
+def _of_the_recorder(error: Exception) -> RecordError:
+    """What is said of an error that this package, or a function of the options, has raised."""
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return RecordError(
+        f"The recorder must be able to record this step, got {type(error).__name__}: {error} (in "
+        f"{frame.name}, {Path(frame.filename).name}:{frame.lineno}). The script itself has not "
+        "failed. Correct the options' transform or rename if they raised it; if not, please report "
+        "it."
+    )
 
 
 def _nothing(module: torch.nn.Module, args: Any, kwargs: Any) -> None:

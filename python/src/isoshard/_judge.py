@@ -12,7 +12,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import uuid
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,12 +23,17 @@ from . import _launch, _program
 from ._failures import Failure, why_failed
 from ._mesh import Mesh, parse_mesh
 from ._processes import end_processes
+from ._progress import Progress
 from ._seconds import Seconds
-from .errors import RecordError, RunError, UsageError
+from .errors import Divergence, RecordError, RunError, UsageError
 
 NUM_PERTURBED = 3
 _FIRST_SEED = 1000
+_TICK_SECONDS = 0.2
 _OURS = "ours"  # in place of a bundle: the program isoshard makes the reference
+#: What --report may end in, as isoshard-judge writes it.
+_REPORT_ENDINGS = (".json", ".txt", ".xml", ".html")
+_ERROR_NAMES = r"rank\d+(\.finding)?\.txt"
 _LOG_NAMES = r".*\.log|.*\.stack|modules\.json"
 
 
@@ -67,9 +74,12 @@ def judge(options: JudgeOptions) -> int:
     _program.find()
     seconds = Seconds()
     keep = options.output_dir
+    if keep is not None:
+        _require_writable(keep, "--output-dir")
+    if options.report is not None:
+        _prepare_report(options.report)
     folder = keep or Path(tempfile.mkdtemp(prefix="isoshard-"))
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         return _Driver(options, folder.resolve(), seconds).run()
     finally:
         if keep is None:
@@ -97,6 +107,36 @@ def _check(options: JudgeOptions) -> None:
         raise UsageError("--reference-command must be a command, got none.")
     if options.options_file is not None:
         _check_options_file(options.options_file)
+
+
+def _prepare_report(path: Path) -> None:
+    """Proves before any run that the report can be written, and sets aside an earlier one.
+
+    The earlier one is called NAME.old, as isoshard-judge does, which removes it in the end. So
+    nobody takes it for the report of a run that fails.
+    """
+    if path.suffix not in _REPORT_ENDINGS:
+        raise UsageError(
+            f"--report must end in one of {', '.join(_REPORT_ENDINGS)}, got {path.name}. Name "
+            "another file."
+        )
+    if path.exists() and not path.is_file():
+        raise UsageError(f"--report must be a file, got the folder {path}. Name a file in it.")
+    _require_writable(path.parent, "--report")
+    if path.exists():
+        path.replace(path.with_name(path.name + ".old"))
+
+
+def _require_writable(folder: Path, option: str) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+    except OSError as error:
+        raise UsageError(
+            f"{option} must be in a folder that can be written, got {folder} ({error.strerror}). "
+            "Name another folder."
+        ) from None
 
 
 def _words_of(command: str) -> list[str]:
@@ -138,6 +178,7 @@ class _Driver:
             raise RunError(
                 f"The command must start a program that is there, got {options.command[0]}."
             )
+        self.plain_reference = self._plain_reference()
         self.is_ours = str(options.reference) == _OURS
         if self.is_ours:
             _program.find_trainer()
@@ -225,9 +266,13 @@ class _Driver:
         given = self.options.reference_command
         if given is not None:
             command = _words_of(given)
+            plain = self.plain_reference
             launch = None
             if not self.options.execute and not _may_have_gpu():
-                launch = _launch.recognise(command)
+                is_own = plain is not None and _launch.is_own(command[0])
+                launch = plain if is_own else _launch.recognise(command)
+            if plain is not None and shutil.which(command[0]) is None:
+                command[0] = sys.executable
             return launch, command
         if self.launch is not None:
             return self.launch.single(), []
@@ -242,6 +287,25 @@ class _Driver:
         if self.options.execute or at < 2 or _may_have_gpu():
             return None, command
         return _launch.Launch("python", 1, command[1], command[2:]), []
+
+    def _plain_reference(self) -> _launch.Launch | None:
+        """A reference command that starts Python by itself, as the judged launcher would start it.
+
+        A launcher says to each process which rank it is; scripts read that.
+        """
+        given = self.options.reference_command
+        plain = None if given is None else _launch.plain_python(_words_of(given))
+        if plain is not None and self.launch is not None:
+            plain.environment = self.launch.environment
+            plain.adds_local_rank = self.launch.adds_local_rank
+        return plain
+
+    def _is_reference_single(self) -> bool:
+        """Whether the reference is known to be one process."""
+        given = self.options.reference_command
+        if given is None or self.plain_reference is not None:
+            return True
+        return _launch.asked_world_size(_words_of(given)) == 1
 
     # -- processes ---------------------------------------------------------------------------
 
@@ -271,7 +335,7 @@ class _Driver:
             steps=options.steps,
             perturb=seed,
             stop=not options.run_to_end,
-            single=not is_run and options.reference_command is None,
+            single=not is_run and self._is_reference_single(),
             subject="script" if is_run else subject,
             case=self._case(),
             no_dropout=options.no_dropout,
@@ -307,10 +371,10 @@ class _Driver:
             VARIABLE: config.to_text(),
             "ISOSHARD_RUN_ID": run,
         }
-        if config.subject != "script" and self.options.reference_command is None:
+        if config.single:
             from . import _fork
 
-            single = _launch.Launch("python", 1, "")
+            single = self.plain_reference or _launch.Launch("python", 1, "")
             environment.update(_fork.environment_of(single, 0, _fork.free_port()))
         if shutil.which(command[0]) is None:
             raise RunError(f"The command must start a program that is there, got {command[0]}.")
@@ -324,11 +388,20 @@ class _Driver:
     def _wait(self, path: Path, started: tuple[Any, str], *, is_reference: bool) -> None:
         """Accepts a bundle only if it is of this start, and all processes ended well."""
         process, run = started
-        codes = _codes_of(process, self.options.timeout)
+        progress = Progress(path.name, path, self.options.steps)
+        tick = (lambda: None) if self.options.quiet else progress.tick
+        try:
+            codes = _codes_of(process, self.options.timeout, tick)
+        finally:
+            progress.end()
         manifest = path / "manifest.json"
         is_there = manifest.exists() and json.loads(manifest.read_text()).get("run") == run
         has_errors = any(_errors_of(path).glob("*.txt"))
         if not is_there or codes is None or any(codes) or has_errors:
+            from ._auto import FINDING
+
+            for finding in sorted(_errors_of(path).glob(f"*{FINDING}")):
+                raise Divergence(finding.read_text().strip())
             failure = Failure(
                 errors=_errors_of(path),
                 logs=_logs_of(path),
@@ -349,10 +422,16 @@ class _Driver:
 
     def _compare(self, reference: Path, run: Path) -> int:
         from . import _verdict
+        from ._batch import refuse_own_batches
+        from ._data import check_samples
         from ._places import resolve
 
         options = self.options
         with self.seconds.measure("compare"):
+            findings = check_samples(reference, run)
+            has_reference = options.reference is not None and not self.is_ours
+            degree = self.mesh.data_degree
+            refuse_own_batches(findings, options.command, degree, has_reference)
             resolve(reference, run)
             arguments = [str(reference), str(run)]
             if options.not_recorded:
@@ -368,14 +447,18 @@ class _Driver:
                     arguments += [flag, str(value)]
             if options.verbose:
                 arguments.append("--verbose")
+            if options.quiet:
+                arguments.append("--quiet")
+            arguments += ["--seconds-before", f"{self.seconds.total():.3f}"]
             if options.output_dir is not None:
                 arguments += ["--output-dir", str(self.folder / "report")]
             if options.report is not None:
                 arguments += ["--report", str(options.report)]
             if options.made_by:
                 arguments += ["--made-by", json.dumps(options.made_by)]
-            code, _ = _verdict.compare(arguments, reference, run)
-        self._say(str(self.seconds))
+            code, _ = _verdict.compare(arguments, reference, run, findings=findings)
+        if options.verbose:
+            self._say(str(self.seconds))
         return code
 
     def _say(self, text: str) -> None:
@@ -414,7 +497,7 @@ def _mesh_of(options: JudgeOptions) -> Mesh:
 def _clear(path: Path) -> None:
     """Removes what an older start left: the bundle, its errors and its logs."""
     _bundle_of_ours(path)
-    for folder, names in ((_errors_of(path), r"rank\d+\.txt"), (_logs_of(path), _LOG_NAMES)):
+    for folder, names in ((_errors_of(path), _ERROR_NAMES), (_logs_of(path), _LOG_NAMES)):
         if folder.exists():
             foreign = [p.name for p in folder.iterdir() if not re.fullmatch(names, p.name)]
             if foreign:
@@ -442,17 +525,28 @@ def _logs_of(path: Path) -> Path:
     return path.with_name(path.name + ".logs")
 
 
-def _codes_of(process: Any, limit: float) -> list[int] | None:
+def _codes_of(process: Any, limit: float, tick: Callable[[], None]) -> list[int] | None:
     """The exit codes; None if the processes had to be ended after `limit` seconds."""
     try:
         if isinstance(process, subprocess.Popen):
-            return [process.wait(limit)]
-        codes: list[int] = process.wait(limit)
+            return [_wait_for(process, limit, tick)]
+        codes: list[int] = process.wait(limit, tick)
         return codes
     except subprocess.TimeoutExpired:
         return None
     finally:
         _end(process)
+
+
+def _wait_for(process: subprocess.Popen[bytes], limit: float, tick: Callable[[], None]) -> int:
+    end = time.monotonic() + limit
+    while True:
+        try:
+            return process.wait(min(_TICK_SECONDS, max(0.0, end - time.monotonic())))
+        except subprocess.TimeoutExpired:
+            if time.monotonic() >= end:
+                raise
+            tick()
 
 
 def _end(process: Any) -> None:

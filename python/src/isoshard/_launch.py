@@ -64,6 +64,14 @@ _ACCELERATE_KNOWN |= {"main_process_port", "main_process_ip", "module", "m", "qu
 _ACCELERATE_FLAGS = {"multi_gpu", "module", "m", "quiet", "q"}
 _DEEPSPEED_KNOWN = {"num_gpus", "num_accelerators", "num_nodes", "master_port", "master_addr"}
 _DEEPSPEED_KNOWN |= {"no_local_rank", "module", "bind_cores_to_rank"}
+#: `python -m` starts ranks with them.
+_LAUNCHER_MODULES = {
+    "accelerate.commands.launch",
+    "deepspeed.launcher.runner",
+    "isoshard",
+    "torch.distributed.launch",
+    "torch.distributed.run",
+}
 _DEEPSPEED_FLAGS = {"no_local_rank", "module", "bind_cores_to_rank"}
 
 
@@ -103,6 +111,35 @@ def _parse(words: list[str]) -> Launch | None:
     if name == "deepspeed":
         return _deepspeed(words[1:])
     return None
+
+
+def script_of(command: Sequence[str]) -> tuple[list[str], list[str]]:
+    """The words after `python` that name a command's script (SCRIPT, or -m MODULE), its arguments.
+
+    Both are empty where the script is not known.
+    """
+    launch = _parse(list(command)) or plain_python(command)
+    if launch is not None:
+        script = ["-m", launch.script] if launch.is_module else [launch.script]
+        return script, list(launch.arguments)
+    at = script_at(command)
+    return ([], []) if at is None else ([command[at]], list(command[at + 1 :]))
+
+
+def plain_python(command: Sequence[str]) -> Launch | None:
+    """What `python SCRIPT` or `python -m MODULE` starts by itself, with no launcher; else None."""
+    words = list(command)
+    if len(words) < 2 or not re.fullmatch(r"python[\d.]*", Path(words[0]).name):
+        return None
+    if words[1] == "-m" and len(words) > 2 and words[2] not in _LAUNCHER_MODULES:
+        return Launch("python", 1, words[2], words[3:], is_module=True)
+    return Launch("python", 1, words[1], words[2:]) if words[1].endswith(".py") else None
+
+
+def is_own(program: str) -> bool:
+    """Whether a program is of this Python's installation, or a python that is not on PATH."""
+    is_python = re.fullmatch(r"python[\d.]*", program) is not None
+    return _is_own_program(program) or (is_python and shutil.which(program) is None)
 
 
 def script_at(command: Sequence[str]) -> int | None:

@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from ._checks import outside_parameters, switch_dropout_off, unwrapped
+from ._checks import outside_parameters, switch_dropout_off
 from ._deepspeed import EngineHooks, is_engine, perturb_engine
 from ._hooks import Hooks
 from ._megatron import MegatronHooks, is_megatron_optimizer, perturb_megatron
 from ._mesh import MeshLike
+from ._names import unwrapped
 from ._options import Layout, Options, Rename, Transform
 from ._perturb import perturb as move_weights
 from ._pipeline import PipelineHooks, Stages, is_schedule
@@ -156,4 +157,13 @@ def _list_of(
 ) -> list[torch.optim.Optimizer]:
     if optimizer is None:
         raise UsageError("An optimizer must be given with a model that is no DeepSpeed engine.")
-    return [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    several = [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    return [_inside(o) for o in several]
+
+
+def _inside(optimizer: Any) -> torch.optim.Optimizer:
+    """The optimizer that steps, inside one that only passes calls on (accelerate's prepare)."""
+    while type(optimizer).__module__.split(".")[0] == "accelerate":
+        optimizer = optimizer.optimizer
+    found: torch.optim.Optimizer = optimizer
+    return found

@@ -25,7 +25,7 @@ _workers = Workers()
 
 @dataclass
 class Report:
-    """A verdict: `conforms`, the judge's text, its report.json, and seconds by part."""
+    """A verdict: `conforms`, all that the judge says, its report.json, and seconds by part."""
 
     conforms: bool
     exit_code: int
@@ -40,6 +40,11 @@ class Report:
         words = ("CONFORMS", "DIVERGES", "VACUOUS", "INCOMPLETE")
         found = [line for line in lines if line.startswith(words)] or lines
         return found[-1] if found else ""
+
+    @property
+    def card(self) -> str:
+        """The verdict line and what is behind it: what broke, why, where and what to look at."""
+        return self.text[max(self.text.rfind(self.verdict), 0) :]
 
 
 def check(
@@ -144,7 +149,7 @@ def check(
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
     if raises and not report.conforms:
-        raise Divergence(f"{report.verdict}\n\n{report.text}", report.text, report.exit_code)
+        raise Divergence(report.card, report.text, report.exit_code)
     return report
 
 
@@ -170,7 +175,7 @@ def _judge(
     resolve(reference, run)
     mesh = ",".join(f"{axis}={degree}" for axis, degree in case.mesh.items())
     arguments = [str(reference), str(run), "--mesh", mesh]
-    arguments += ["--output-dir", str(folder / "report")]
+    arguments += ["--output-dir", str(folder / "report"), "--verbose"]
     if not_recorded:
         arguments += ["--not-recorded", ",".join(not_recorded)]
     if partial is not None:

@@ -18,12 +18,12 @@ import torch
 import torch.distributed as dist
 
 from ._calls import not_journaled
-from ._checks import unwrapped
 from ._hooks import Hooks
+from ._names import named_parameters, unwrapped
 from ._options import Layout
 from ._perturb import perturb
 from ._recorder import Recorder
-from ._settings import is_adam_like, largest_learning_rate, optimizer_settings
+from ._settings import largest_learning_rate, masks_small_gradients, optimizer_settings
 from .errors import IsoshardError, RecordError
 
 _OPTIMIZERS = "megatron.core.optimizer.optimizer"
@@ -188,7 +188,8 @@ class MegatronHooks(Hooks):
         if config.clip_grad > 0:  # else gradients are not clipped
             recorder.training["max_grad_norm"] = float(config.clip_grad)
             recorder.judging["max_grad_norm"] = float(config.clip_grad)
-        recorder.judging["mask_small_gradients"] = is_adam_like([p.optimizer for p in self.parts])
+        inners = [part.optimizer for part in self.parts]
+        recorder.judging["mask_small_gradients"] = masks_small_gradients(inners)
         own = megatron_settings(getattr(self.model, "config", None))
         recorder.training["megatron"] = _same_on_all_ranks(own)
         self._replace(self.megatron, "prepare_grads", self._prepared)
@@ -230,7 +231,7 @@ class MegatronHooks(Hooks):
 
     def _trained(self) -> list[tuple[str, torch.nn.Parameter]]:
         """In the same order on all ranks."""
-        return [(n, p) for n, p in self.model.named_parameters() if p.requires_grad]
+        return [(n, p) for n, p in named_parameters(self.model) if p.requires_grad]
 
     def _gradients(self) -> list[tuple[str, torch.Tensor]]:
         ranges: dict[int, Any] = {}
@@ -353,14 +354,16 @@ def preset(module: torch.nn.Module) -> Callable[[str, str, torch.Tensor], Any]:
 
     Activations [s, b, ...] become [b, s, ...], because samples are dim 0 of a bundle's tensors. The
     halves of a gated linear_fc1 become linear_fc1.gate and linear_fc1.up: each rank has a piece of
-    each half, which is no piece of the whole. A fused linear_qkv is cut by groups of heads as they
-    lie, so it needs nothing.
+    each half, which is no piece of the whole. So do states of the optimizer that have the rows of
+    such a parameter; its number of steps has none. A fused linear_qkv is cut by groups of heads as
+    they lie, so it needs nothing.
     """
     config: Any = getattr(unwrapped(module), "config", None)
     is_gated = bool(getattr(config, "gated_linear_unit", False))
     is_sequence_cut = bool(getattr(config, "sequence_parallel", False)) and any(
         getattr(part, "reduce_scatter_embeddings", False) for part in module.modules()
     )
+    rows = {p.shape[:1] for n, p in named_parameters(module) if "linear_fc1" in n}
 
     def transform(kind: str, name: str, tensor: torch.Tensor) -> Any:
         is_activation = kind in ("activation", "activation_grad")
@@ -373,6 +376,7 @@ def preset(module: torch.nn.Module) -> Callable[[str, str, torch.Tensor], Any]:
             or not is_gated
             or kind == "data_id"
             or rest.partition(".")[0].startswith("layer_")
+            or (kind == "optimizer" and tensor.shape[:1] not in rows)
         ):
             return tensor
         dim = tensor.ndim - 1 if is_activation else 0

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 import torch
 
 from ._dtensor import is_dtensor, local_of
+from ._names import reshard
 from .errors import RecordError
 
 
@@ -24,6 +25,7 @@ def perturb(
     A parameter that a DTensor cuts over several ranks is refused: perturbed runs are runs of one
     process (or of ranks that all hold the whole model).
     """
+    reshard(model)
     generator = torch.Generator().manual_seed(seed)
     computed = _compute_dtypes(model)
     with torch.no_grad():

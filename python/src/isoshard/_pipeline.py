@@ -14,8 +14,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ._checks import compiled_root, unwrapped
 from ._hooks import Hooks
+from ._names import compiled_root, unwrapped
 from ._recorder import Recorder
 from .errors import IsoshardError, RecordError
 

@@ -182,7 +182,8 @@ class Recorder:
         call: int | None,
     ) -> None:
         what = f"{kind}/{name}"
-        said = self.options.layout(kind, name)
+        is_number = kind == "optimizer" and layout == "replicate"  # it has no dim to be cut
+        said = None if is_number else self.options.layout(kind, name)
         local = local_of(value)
         if call is None:
             call = self._calls.get((kind, name), 0)

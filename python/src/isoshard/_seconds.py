@@ -23,7 +23,10 @@ class Seconds:
         finally:
             self.parts[name] = self.parts.get(name, 0.0) + time.perf_counter() - start
 
+    def total(self) -> float:
+        """Of all parts that have ended."""
+        return sum(self.parts.values())
+
     def __str__(self) -> str:
-        total = sum(self.parts.values())
         parts = ", ".join(f"{name} {seconds:.1f}" for name, seconds in self.parts.items())
-        return f"seconds: {parts}; together {total:.1f}"
+        return f"seconds: {parts}; together {self.total():.1f}"

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ._names import named_parameters
 from ._safetensors import dtype_name
 
 #: Module name -> name of its distribution.
@@ -72,32 +73,35 @@ def package_version() -> str:
         return "0.0.0"
 
 
-def optimizer_settings(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Kind and hyperparameters of an optimizer, under the names of docs/report.md.
+def optimizer_settings(*optimizers: torch.optim.Optimizer) -> dict[str, Any]:
+    """Kind and hyperparameters of an optimizer, or of several, under the names of docs/report.md.
 
     Where groups of parameters differ, the numbers are those that allow the largest step, because
     the judge bounds by them what a step may move (harness/trace/masked_steps.h). Other
     optimizers than Adam move by other rules: they say `moment_decays` in place of `beta1` and
-    `beta2`, without which the judge has no bound.
+    `beta2`, without which the judge has no bound. SGD beside Adam moves an element by less than
+    its rate where the gradient is noise.
     """
-    groups = optimizer.param_groups
-    settings: dict[str, Any] = {"kind": type(optimizer).__name__.lower()}
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    kinds = sorted({type(optimizer).__name__.lower() for optimizer in optimizers})
+    settings: dict[str, Any] = {"kind": "+".join(kinds)}
     for key, name, choose in _HYPERPARAMETERS:
         values = [_number(g[key]) for g in groups if g.get(key) is not None]
         if values:
             settings[name] = choose(values)
     betas = [list(map(_number, g["betas"])) for g in groups if _is_pair(g.get("betas"))]
-    if betas and _steps_as_adam(optimizer) and all(b == betas[0] for b in betas):
+    is_bounded = all(_steps_as_adam(o) or type(o) is torch.optim.SGD for o in optimizers)
+    if betas and is_bounded and all(b == betas[0] for b in betas):
         settings["beta1"], settings["beta2"] = betas[0]
     elif betas:
         settings["moment_decays"] = betas[0] if all(b == betas[0] for b in betas) else betas
     return settings
 
 
-def largest_learning_rate(optimizer: torch.optim.Optimizer) -> float | None:
-    """Of all groups of parameters; None for an optimizer that has none."""
-    rates = [float(g["lr"]) for g in optimizer.param_groups if g.get("lr") is not None]
-    return max(rates, default=None)
+def largest_learning_rate(*optimizers: torch.optim.Optimizer) -> float | None:
+    """The largest rate of all groups of parameters; None for optimizers that have none."""
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    return max((float(g["lr"]) for g in groups if g.get("lr") is not None), default=None)
 
 
 def _steps_as_adam(optimizer: torch.optim.Optimizer) -> bool:
@@ -118,22 +122,24 @@ def training_settings(
 ) -> dict[str, Any]:
     """What decides the numbers and must be the same in both runs; never the world size."""
     settings: dict[str, Any] = {}
-    for parameter in model.parameters():
+    for _, parameter in named_parameters(model):
         if parameter.is_floating_point():
             settings["dtype"] = dtype_name(parameter.dtype, "a parameter")
             break
-    if len(optimizers) == 1:
-        settings["optimizer"] = optimizer_settings(optimizers[0])
-    elif optimizers:
+    if optimizers:
+        settings["optimizer"] = optimizer_settings(*optimizers)
+    if len(optimizers) > 1:
         settings["optimizers"] = [optimizer_settings(o) for o in optimizers]
     return settings
 
 
-def is_adam_like(optimizers: Sequence[torch.optim.Optimizer]) -> bool:
-    """Whether a step is a sign where the gradient is noise."""
-    return any(
-        "adam" in type(o).__name__.lower() or "betas" in o.param_groups[0] for o in optimizers
-    )
+def masks_small_gradients(optimizers: Sequence[torch.optim.Optimizer]) -> bool:
+    """Whether a step is a sign where the gradient is noise, of a size that is known.
+
+    The judge leaves out what such a step does to an element, but for the size. Without a bound it
+    leaves nothing out.
+    """
+    return bool(optimizers) and "beta1" in optimizer_settings(*optimizers)
 
 
 def _number(value: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from ._checks import unwrapped
+from ._names import unwrapped
 from ._options import Layout, Transform
 
 _LATENT, _IDENTITY = "mla_kv_a_proj", "moe_identity_expert"

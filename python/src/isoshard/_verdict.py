@@ -1,41 +1,61 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The judge's verdict on two bundles, and what is known of their data beside it."""
+"""The judge's verdict on two bundles, with what this package finds in their data."""
 
 from __future__ import annotations
 
+import json
 import sys
+import tempfile
 from pathlib import Path
 
-from . import _program, _reports
-from ._data import causes_in_data, check_samples
+from . import _program
+from ._data import Finding, causes_in_data, check_samples
+from .errors import BundleError
 
 CONFORMS, DIVERGES = 0, 1
+_SCHEMA = 1
 
 
 def compare(
-    words: list[str], reference: Path, run: Path, *, capture: bool = False
+    words: list[str],
+    reference: Path,
+    run: Path,
+    *,
+    findings: list[Finding] | None = None,
+    capture: bool = False,
 ) -> tuple[int, str]:
     """Calls `isoshard-judge compare` with these words; returns exit code and, captured, its text.
 
-    Both bundles are read again for samples that the ranks do not share out, a finding of its own,
-    and for what makes a run differ though it is right. Files of --output-dir say it, too.
+    Both bundles are read here first, for samples that the ranks do not share out and for what makes
+    a run differ though it is right. isoshard-judge is given all of it, so that it alone decides and
+    writes every report. `findings`: those about samples, where the caller has looked already.
     """
     sys.stdout.flush()
-    code, text = _program.call(["compare", *words], capture=capture)
-    if code not in (CONFORMS, DIVERGES):
+    try:
+        found = check_samples(reference, run) if findings is None else findings
+        causes = causes_in_data(reference, run)
+    except BundleError:
+        # It names the file and what must be there, if it sees a fault in the files itself.
+        code, text = check_bundles(reference, run, capture=capture)
+        if code == 0:
+            raise
         return code, text
-    lines = check_samples(reference, run)
-    is_ours = bool(lines) and code == CONFORMS
-    code = DIVERGES if is_ours else code
-    if code == DIVERGES:
-        lines += causes_in_data(reference, run)
-    folder = _reports.folder_in(words)
-    if lines and folder is not None:
-        _reports.add(folder, lines, diverges=is_ours)
-    if is_ours:
-        lines[0] = f"DIVERGES  {lines[0]}"
-    if capture:
-        return code, "\n".join([text.rstrip("\n"), *lines]) + "\n"
-    for line in lines:
-        print(line, flush=True)
-    return code, ""
+    if not found and not causes:
+        return _program.call(["compare", *words], capture=capture)
+    with tempfile.TemporaryDirectory(prefix="isoshard-") as folder:
+        file = Path(folder) / "findings.json"
+        content = {
+            "schema": _SCHEMA,
+            "findings": [finding.to_json() for finding in found],
+            "causes": [cause.to_json() for cause in causes],
+        }
+        file.write_text(json.dumps(content))
+        return _program.call(["compare", *words, "--findings", str(file)], capture=capture)
+
+
+def check_bundles(reference: Path, run: Path, *, capture: bool = False) -> tuple[int, str]:
+    """Exit code and text of `isoshard-judge bundle check`, which says what is wrong with files."""
+    result = _program.call(["bundle", "check", str(reference), str(run)], capture=True)
+    if result[0] != 0 and not capture:
+        print(result[1], end="", file=sys.stderr)
+    return result

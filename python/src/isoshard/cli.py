@@ -4,20 +4,46 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import difflib
+import json
 import os
+import signal
 import sys
 import tempfile
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
-from . import _convert, _program
+from . import _environment, _program
 from ._judge import JudgeOptions, judge
-from .errors import BundleError, CheckpointError, IsoshardError, UsageError
+from .errors import BundleError, CheckpointError, Divergence, IsoshardError, UsageError
 
 _USAGE, _BAD_FILE, _INFRASTRUCTURE = 2, 3, 4
 #: Passed on to isoshard-judge as they are.
 _OF_THE_PROGRAM = ("respond", "bundle")
+_COMMANDS = ("judge", "preflight", "convert", "compare", *_OF_THE_PROGRAM)
+#: Commands of the C++ program, which is called isoshard, too.
+OF_THE_OTHER = (
+    "verify",
+    "train",
+    "converge",
+    "faults",
+    "oracle",
+    "golden",
+    "experiment",
+    "bench",
+    "report",
+    "plot",
+    "bisect",
+    "list",
+    "explain",
+    "doctor",
+)
+#: Options of isoshard-judge compare that take a folder.
+_OF_FOLDERS = ("--input-dir", "--output-dir", "--config")
 
 _EPILOG = """\
 examples
@@ -35,20 +61,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if words[:1] == ["convert"]:
-            return _convert.command(words[1:])
-        if words[:1] == ["compare"]:
-            return _convert.compare(words) if "--checkpoint" in words else _compare(words)
-        if words[:1] and words[0] in _OF_THE_PROGRAM:
-            return _program.call(words)[0]
-        command: list[str] = []
-        if "--" in words:
-            at = words.index("--")
-            words, command = words[:at], words[at + 1 :]
-        options = _parser().parse_args(words)
-        if options.subcommand == "preflight":
-            return _preflight(options)
-        return judge(_judge_options(options, command))
+        return _run(words)
+    except Divergence as error:
+        print(f"DIVERGES  {error}")
+        return error.exit_code
+    except _Ended as ended:
+        print(f"isoshard: ended by {ended.signal.name}; so were all runs", file=sys.stderr)
+        return 128 + ended.signal
+    except KeyboardInterrupt:
+        print("isoshard: ended by SIGINT", file=sys.stderr)
+        return 128 + signal.SIGINT
     except UsageError as error:
         print(f"isoshard: {error}", file=sys.stderr)
         return _USAGE
@@ -66,6 +88,72 @@ def main(arguments: Sequence[str] | None = None) -> int:
             file=sys.stderr,
         )
         return _INFRASTRUCTURE
+
+
+class _Ended(BaseException):
+    """A signal asked this program to end. What runs is ended on the way out."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.signal = signal.Signals(number)
+
+
+@contextlib.contextmanager
+def _signals_raise() -> Iterator[None]:
+    """Turns SIGINT, SIGTERM and SIGHUP into _Ended; a signal that is ignored stays ignored."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def end(number: int, frame: Any) -> None:
+        raise _Ended(number)
+
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    for number, handler in before.items():
+        if handler in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, end)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _run(words: list[str]) -> int:
+    if words[:1] and not words[0].startswith("-"):
+        _require_command(words[0])
+    if words[:1] == ["convert"] or (words[:1] == ["compare"] and "--checkpoint" in words):
+        from . import _convert
+
+        return _convert.command(words[1:]) if words[0] == "convert" else _convert.compare(words)
+    if words[:1] == ["compare"]:
+        return _compare(words)
+    if words[:1] and words[0] in _OF_THE_PROGRAM:
+        return _program.call(words)[0]
+    command: list[str] = []
+    if "--" in words:
+        at = words.index("--")
+        words, command = words[:at], words[at + 1 :]
+    options = _parser(words).parse_args(words)
+    if options.subcommand == "preflight":
+        return _preflight(options)
+    with _signals_raise():
+        return judge(_judge_options(options, command))
+
+
+def _require_command(name: str) -> None:
+    if name in _COMMANDS:
+        return
+    own = f"The commands of this Python package are {', '.join(_COMMANDS)}."
+    if name in (*OF_THE_OTHER, "test"):
+        raise UsageError(
+            f"{name} is a command of the C++ program, which is called isoshard, too: run "
+            f"./isoshard {name} in a clone of the project. {own}"
+        )
+    near = difflib.get_close_matches(name, (*_COMMANDS, *OF_THE_OTHER), 1)
+    raise UsageError(
+        f"There is no command {name!r}{f'; did you mean {near[0]}?' if near else '.'} {own}"
+    )
 
 
 def _preflight(options: argparse.Namespace) -> int:
@@ -86,9 +174,12 @@ def _preflight(options: argparse.Namespace) -> int:
 
 def _compare(words: list[str]) -> int:
     """isoshard-judge compare, with places resolved first where both bundles are named."""
-    bundles = [Path(word) for word in words[1:3]]
-    if len(bundles) < 2 or not all((path / "manifest.json").is_file() for path in bundles):
+    at = _bundles_in(words)
+    if len(at) != 2:
         return _program.call(words)[0]
+    bundles = [Path(words[i]) for i in at]
+    if "--made-by" not in words:
+        words = [*words, "--made-by", json.dumps(["isoshard", *words])]
     from . import _verdict
     from ._bundle import reseal_is_safe
     from ._places import resolved_copy
@@ -102,9 +193,22 @@ def _compare(words: list[str]) -> int:
                 return _program.call(words)[0]  # it says what is wrong with the files
             run = resolved_copy(bundles[0], bundles[1], Path(folder) / bundles[1].resolve().name)
         except (BundleError, OSError) as error:
-            print(f"isoshard: {error}", file=sys.stderr)
-            return _program.call(words)[0] or _BAD_FILE
-        return _verdict.compare([words[1], str(run), *words[3:]], bundles[0], run)[0]
+            code = _verdict.check_bundles(*bundles)[0]  # it says what is wrong with the files
+            if code == 0:
+                print(f"isoshard: {error}", file=sys.stderr)
+            return code or _BAD_FILE
+        made_by = json.dumps([*_program.started_as(), *words])
+        words[at[1]] = str(run)
+        return _verdict.compare([*words[1:], "--made-by", made_by], bundles[0], run)[0]
+
+
+def _bundles_in(words: list[str]) -> list[int]:
+    """Where a command line names bundles, before or after its options."""
+    return [
+        i
+        for i, word in enumerate(words)
+        if (Path(word) / "manifest.json").is_file() and words[i - 1] not in _OF_FOLDERS
+    ]
 
 
 def _judge_options(options: argparse.Namespace, command: list[str]) -> JudgeOptions:
@@ -117,7 +221,7 @@ def _judge_options(options: argparse.Namespace, command: list[str]) -> JudgeOpti
         reference_command=options.reference_command,
         output_dir=options.output_dir,
         report=options.report.absolute() if options.report else None,
-        made_by=["isoshard", *sys.argv[1:]],
+        made_by=[*_program.started_as(), *sys.argv[1:]],
         execute=options.exec,
         run_to_end=options.run_to_end,
         no_dropout=options.no_dropout,
@@ -161,7 +265,7 @@ def _steps_of(options: argparse.Namespace) -> tuple[list[int], int]:
     return at_steps, at_steps[-1] + 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="isoshard",
         description="Does a parallel PyTorch training step compute what one process computes?",
@@ -184,6 +288,9 @@ def _parser() -> argparse.ArgumentParser:
         "hang or died.",
     )
     _add_preflight_options(tried)
+    for name, command in (("judge", judged), ("preflight", tried)):
+        if words[:1] == [name]:
+            _environment.take_defaults(command, words)
     commands.add_parser("compare", help="judge one recorded bundle or checkpoint against another")
     commands.add_parser("convert", help="write any checkpoint as a safetensors file")
     commands.add_parser("respond", help="measure by perturbed runs how far a reference moves")
@@ -209,7 +316,9 @@ def _add_judge_options(parser: argparse.ArgumentParser) -> None:
     add("--reference", type=Path, help="a bundle to judge against, or ours: isoshard trains it")
     add("--reference-command", help="the command of the reference (default: one process)")
     add("--output-dir", type=Path, help="keep bundles, logs and report.json here")
-    add("--report", type=Path, metavar="FILE", help="write FILE.html, a page to read (or .json ...)")
+    add(
+        "--report", type=Path, metavar="FILE", help="write FILE.html, a page to read (or .json ...)"
+    )
     add("--exec", action="store_true", help="run the command untouched, start no ranks by fork")
     add("--run-to-end", action="store_true", help="do not stop the script after the last step")
     add("--no-dropout", action="store_true", help="set dropout to 0 in all runs")
@@ -235,8 +344,8 @@ def _add_judge_options(parser: argparse.ArgumentParser) -> None:
     add("--no-activations", action="store_true", help="record no activations")
     add("--timeout", type=float, default=1800.0, help="seconds for one run")
     add("--jobs", type=int, default=0, help="runs of one process at a time")
-    add("--verbose", action="store_true", help="show every tensor")
-    add("--quiet", action="store_true", help="print the verdict only")
+    add("--verbose", action="store_true", help="print everything, every tensor too")
+    add("--quiet", action="store_true", help="print the last line only")
 
 
 if __name__ == "__main__":

@@ -16,6 +16,10 @@ class RecordError(IsoshardError, RuntimeError):
     """A training step could not be recorded."""
 
 
+class NotTrained(RecordError):
+    """An optimizer steps parameters that the model no longer has. It is a finding: exit code 1."""
+
+
 class RunError(IsoshardError, RuntimeError):
     """A command or a worker process failed, so that there is nothing to judge."""
 

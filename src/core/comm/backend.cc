@@ -5,8 +5,11 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <string>
+#include <vector>
 
 #include "core/base/error.h"
+#include "core/base/suggest.h"
 
 namespace isoshard {
 
@@ -25,12 +28,14 @@ std::string_view name_of(Backend backend) noexcept {
 }
 
 Backend parse_backend(std::string_view name) {
+  std::vector<std::string> known;
   for (const Backend backend :
        std::array{Backend::kShm, Backend::kThread, Backend::kMpi, Backend::kNccl}) {
     if (name == name_of(backend)) return backend;
+    known.emplace_back(name_of(backend));
   }
-  throw UsageError(
-      fmt::format("unknown backend '{}'; it must be one of shm, thread, mpi, nccl", name));
+  throw UsageError(fmt::format("unknown backend '{}'{}; it must be one of {}", name,
+                               did_you_mean(name, known), join_names(known)));
 }
 
 }  // namespace isoshard

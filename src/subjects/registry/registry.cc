@@ -47,10 +47,13 @@ const SubjectSpec* find_subject(std::string_view name) noexcept {
 
 const SubjectSpec& subject_spec(std::string_view name) {
   if (const SubjectSpec* const found = find_subject(name)) return *found;
-  std::vector<std::string> known;
-  for (const SubjectSpec& spec : subject_specs()) known.emplace_back(spec.name);
+  std::vector<std::string> names, accepted;
+  for (const SubjectSpec& spec : subject_specs()) names.emplace_back(spec.name);
+  accepted = names;
+  for (const SubjectSpec& spec : subject_specs())
+    accepted.insert(accepted.end(), spec.aliases.begin(), spec.aliases.end());
   throw UsageError(fmt::format("unknown subject '{}'{}; it must be one of {}", name,
-                               did_you_mean(std::string(name), known), join_names(known)));
+                               did_you_mean(name, accepted), join_names(names)));
 }
 
 std::string subject_name(std::string_view name_or_alias) {

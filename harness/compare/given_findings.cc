@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// The file of --findings, and what it changes of a verdict.
+#include "harness/compare/given_findings.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <tuple>
+#include <utility>
+
+#include "core/base/error.h"
+#include "core/io/json.h"
+#include "harness/bundle/bundle_json.h"
+#include "harness/trace/stage.h"
+
+namespace isoshard {
+namespace {
+
+using nlohmann::json;
+
+constexpr int kSchema = 1;
+
+Finding finding_of(const json& entry, const std::filesystem::path& file) {
+  Finding finding;
+  finding.key = detail::key_of(entry, {}, file);
+  finding.stage = stage_of(finding.key);
+  finding.what =
+      fmt::format("{}: {}", describe(finding.key), detail::text_field(entry, "what", file));
+  finding.diagnosis = detail::text_field(entry, "cause", file);
+  for (const std::int64_t rank : detail::field<Shape>(entry, "ranks", file))
+    finding.ranks.push_back(static_cast<int>(rank));
+  return finding;
+}
+
+/// "data ids input_ids (step 0): ... on rank 1; likely cause"
+std::string words_of(const Finding& finding) {
+  return fmt::format(
+      "{}{}{}", finding.what,
+      finding.ranks.size() == 1 ? fmt::format(" on rank {}", finding.ranks.front()) : "",
+      finding.diagnosis.empty() ? "" : "; " + finding.diagnosis);
+}
+
+void add_finding(const Finding& finding, Verdict& verdict) {
+  const auto place = [](const Finding& f) { return std::tuple(f.key.step, f.stage); };
+  const auto at = std::ranges::find_if(
+      verdict.findings, [&](const Finding& other) { return place(other) >= place(finding); });
+  const bool is_first = at == verdict.findings.begin();
+  verdict.findings.insert(at, finding);
+  if (verdict.status == Status::kConforms || verdict.status == Status::kVacuous) {
+    verdict.status = Status::kDiverges;
+    verdict.strength = Strength::kNone;
+    verdict.shows_too_little = false;
+    verdict.reason = "first " + words_of(finding);
+  } else if (is_first) {
+    constexpr std::string_view kFirst = "first ";
+    if (verdict.reason.starts_with(kFirst)) verdict.reason.erase(0, kFirst.size());
+    verdict.reason = fmt::format("first {}; also {}", words_of(finding), verdict.reason);
+  } else {
+    verdict.reason += "; also " + words_of(finding);
+  }
+}
+
+/// The place of a tensor in the order of execution; behind all where it was not compared.
+auto place_of(const RecordKey& key, const Verdict& verdict) {
+  const auto found = std::ranges::find(verdict.tensors, key, &TensorComparison::key);
+  return std::tuple(key.step, stage_of(key), found - verdict.tensors.begin());
+}
+
+void add_cause(const GivenCause& cause, Verdict& verdict) {
+  Finding& first = verdict.findings.front();
+  if (place_of(first.key, verdict) < place_of(cause.key, verdict)) {
+    verdict.notes.push_back("a possible cause of later findings: " + cause.text);
+    return;
+  }
+  first.diagnosis =
+      first.diagnosis.empty() ? cause.text : fmt::format("{}; {}", cause.text, first.diagnosis);
+  verdict.reason += "; likely cause: " + cause.text;
+}
+
+}  // namespace
+
+GivenFindings read_given_findings(const std::filesystem::path& file) {
+  const json content = read_json_file(file);
+  if (const int schema = detail::field<int>(content, "schema", file); schema != kSchema)
+    throw FileError(
+        fmt::format("{}: the schema must be {}, got {}", file.string(), kSchema, schema));
+  GivenFindings given;
+  for (const json& entry : detail::field<json>(content, "findings", file))
+    given.findings.push_back(finding_of(entry, file));
+  for (const json& entry : detail::field<json>(content, "causes", file))
+    given.causes.push_back(
+        {detail::key_of(entry, {}, file), detail::text_field(entry, "text", file)});
+  return given;
+}
+
+void add_given_findings(const GivenFindings& given, Verdict& verdict) {
+  // from the back, so that those of one step and stage keep their order
+  for (auto finding = given.findings.rbegin(); finding != given.findings.rend(); ++finding)
+    add_finding(*finding, verdict);
+  if (verdict.status != Status::kDiverges || verdict.findings.empty()) return;
+  for (const GivenCause& cause : given.causes) add_cause(cause, verdict);
+}
+
+}  // namespace isoshard

@@ -1,0 +1,181 @@
+// SPDX-License-Identifier: Apache-2.0
+/// Claims about findings of another program: they decide the verdict, and every report shows it.
+#include "harness/compare/given_findings.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <fstream>
+#include <string>
+
+#include "core/base/error.h"
+#include "harness/compare/compare.h"
+#include "harness/report/formats/report_formats.h"
+#include "harness/testing/test_folder.h"
+
+namespace isoshard {
+namespace {
+
+using testing::HasSubstr;
+using testing::Not;
+using testing::StartsWith;
+using testing::ThrowsMessage;
+
+Finding finding_at(int step, RecordKind kind, const char* name, const char* what) {
+  Finding finding;
+  finding.key = {step, kind, name, 0};
+  finding.stage = stage_of(finding.key);
+  finding.what = what;
+  return finding;
+}
+
+TensorComparison tensor_at(RecordKind kind, const char* name) {
+  TensorComparison tensor;
+  tensor.key = {0, kind, name, 0};
+  tensor.stage = stage_of(tensor.key);
+  return tensor;
+}
+
+Verdict verdict_of(Status status) {
+  Verdict verdict;
+  verdict.status = status;
+  verdict.strength = status == Status::kConforms ? Strength::kExact : Strength::kNone;
+  verdict.reason = "3 tensors compared";
+  verdict.tensors = {tensor_at(RecordKind::kDataId, "ids"),
+                     tensor_at(RecordKind::kActivation, "embed"),
+                     tensor_at(RecordKind::kActivation, "norm")};
+  return verdict;
+}
+
+Verdict diverging_at(RecordKind kind, const char* name) {
+  Verdict verdict = verdict_of(Status::kDiverges);
+  verdict.findings = {finding_at(0, kind, name, "own")};
+  verdict.findings.front().diagnosis = "scale 2";
+  verdict.reason = "first own; scale 2";
+  return verdict;
+}
+
+GivenFindings whole_batch() {
+  return {.findings = {finding_at(0, RecordKind::kDataId, "ids", "every rank has all samples")},
+          .causes = {}};
+}
+
+TEST(GivenFindings, MakeARunDivergeThatConformedOrWasVacuous) {
+  for (const Status status : {Status::kConforms, Status::kVacuous}) {
+    Verdict verdict = verdict_of(status);
+    verdict.shows_too_little = status == Status::kVacuous;
+
+    add_given_findings(whole_batch(), verdict);
+
+    EXPECT_EQ(verdict.status, Status::kDiverges);
+    EXPECT_EQ(verdict.strength, Strength::kNone);
+    EXPECT_FALSE(verdict.shows_too_little);
+    ASSERT_EQ(verdict.findings.size(), 1U);
+    EXPECT_EQ(verdict.reason, "first every rank has all samples");
+  }
+}
+
+TEST(GivenFindings, ComeBeforeTheVerdictsOwnOfTheirStage) {
+  Verdict ids = diverging_at(RecordKind::kDataId, "ids");
+  Verdict forward = diverging_at(RecordKind::kActivation, "embed");
+  Verdict settings = diverging_at(RecordKind::kScalar, "learning_rate");
+
+  for (Verdict* verdict : {&ids, &forward, &settings}) add_given_findings(whole_batch(), *verdict);
+
+  EXPECT_EQ(ids.findings.front().what, "every rank has all samples");
+  EXPECT_EQ(ids.reason, "first every rank has all samples; also own; scale 2");
+  EXPECT_EQ(forward.findings.front().what, "every rank has all samples");
+  EXPECT_EQ(settings.findings.front().what, "own");
+  EXPECT_EQ(settings.findings.size(), 2U);
+}
+
+TEST(GivenFindings, KeepTheirOrder) {
+  Verdict verdict = verdict_of(Status::kConforms);
+  GivenFindings given = whole_batch();
+  given.findings.push_back(finding_at(0, RecordKind::kDataId, "labels", "so have labels"));
+
+  add_given_findings(given, verdict);
+
+  ASSERT_EQ(verdict.findings.size(), 2U);
+  EXPECT_EQ(verdict.findings[0].key.name, "ids");
+  EXPECT_EQ(verdict.findings[1].key.name, "labels");
+}
+
+TEST(GivenCauses, ExplainOnlyARunThatDivergesAndNothingBeforeTheirTensor) {
+  GivenFindings given;
+  given.causes = {{.key = {0, RecordKind::kActivation, "norm", 0}, .text = "BatchNorm"}};
+  Verdict right = verdict_of(Status::kConforms);
+  Verdict there = diverging_at(RecordKind::kActivation, "norm");
+  Verdict before = diverging_at(RecordKind::kActivation, "embed");
+
+  for (Verdict* verdict : {&right, &there, &before}) add_given_findings(given, *verdict);
+
+  EXPECT_EQ(right.status, Status::kConforms);
+  EXPECT_TRUE(right.notes.empty());
+  EXPECT_EQ(there.findings.front().diagnosis, "BatchNorm; scale 2");
+  EXPECT_EQ(before.findings.front().diagnosis, "scale 2");
+  EXPECT_EQ(before.notes.size(), 1U);
+}
+
+TEST(GivenFindings, AreReadFromAFile) {
+  const TestFolder folder;
+  const auto path = folder / "findings.json";
+  std::ofstream(path) << R"({"schema": 1,
+      "findings": [{"step": 1, "kind": "data_id", "name": "ids", "what": "is whole",
+                    "cause": "no sampler", "ranks": [0, 3]}],
+      "causes": [{"step": 0, "kind": "scalar", "name": "loss", "text": "means of means"}]})";
+
+  const GivenFindings given = read_given_findings(path);
+
+  ASSERT_EQ(given.findings.size(), 1U);
+  EXPECT_EQ(given.findings[0].key, (RecordKey{1, RecordKind::kDataId, "ids", 0}));
+  EXPECT_EQ(given.findings[0].stage, Stage::kDataIds);
+  EXPECT_THAT(given.findings[0].what, testing::EndsWith(": is whole"));
+  EXPECT_EQ(given.findings[0].diagnosis, "no sampler");
+  EXPECT_THAT(given.findings[0].ranks, testing::ElementsAre(0, 3));
+  ASSERT_EQ(given.causes.size(), 1U);
+  EXPECT_EQ(given.causes[0].key.kind, RecordKind::kScalar);
+}
+
+TEST(GivenFindings, ThatAreMalformedAreRefused) {
+  const TestFolder folder;
+  const auto path = folder / "findings.json";
+  for (const char* text :
+       {"[]", "{", R"({"schema": 2, "findings": [], "causes": []})", R"({"schema": 1})",
+        R"({"schema": 1, "causes": [], "findings": [{"kind": "coffee", "name": "x"}]})",
+        R"({"schema": 1, "causes": [], "findings": [{"kind": "data_id", "name": "x"}]})"}) {
+    std::ofstream(path, std::ios::trunc) << text;
+    EXPECT_THAT([&] { (void)read_given_findings(path); },
+                ThrowsMessage<FileError>(StartsWith(path.string())))
+        << text;
+  }
+}
+
+TEST(GivenFindings, MustComeWithTwoBundles) {
+  ComparePlan plan;
+  plan.given = whole_batch();
+  plan.input_dir = "runs";
+  EXPECT_THROW(require_comparable(plan), UsageError);
+  plan.input_dir.clear();
+  plan.reference = "loss_reference.json";
+  plan.actual = "loss_ddp.json";
+  EXPECT_THROW(require_comparable(plan), UsageError);
+}
+
+TEST(GivenFindings, AreInEveryFormat) {
+  ReportCase item{.name = "train", .verdict = verdict_of(Status::kConforms)};
+  add_given_findings(whole_batch(), *item.verdict);
+  Report report;
+  report.add(std::move(item));
+
+  EXPECT_EQ(report.exit_code, 1);
+  for (const ReportFormat& format : report_formats()) {
+    const std::string text = format.write(report, {});
+    EXPECT_THAT(text, HasSubstr("every rank has all samples")) << format.name;
+    EXPECT_THAT(text, Not(HasSubstr("CONFORMS"))) << format.name;
+  }
+  EXPECT_THAT(find_report_format("junit").write(report, {}), HasSubstr("failures=\"1\""));
+}
+
+}  // namespace
+}  // namespace isoshard
