@@ -158,7 +158,7 @@ class OwnJudge {
       }
     }
     finding.diagnosis = fmt::format("parameters read in step {}: {} stale by 1 step on {}",
-                                    finding.key.step, parameter, ranks_in_words(finding.ranks));
+                                    finding.key.step, parameter, words_of_ranks(finding.ranks));
   }
 
   /// By place, what ranks recorded of a parameter last in a step; before step 0, first in it.

@@ -127,7 +127,7 @@ class JournalJudge {
     const RecordKey key{step, RecordKind::kScalar, fmt::format("calls.rank{}", ranks.front()), 0};
     if (matches_any(allowed_, key)) {
       result_.notes.push_back(
-          fmt::format("{} on {}, as --not-recorded allows", what, ranks_in_words(ranks)));
+          fmt::format("{} on {}, as --not-recorded allows", what, words_of_ranks(ranks)));
       return;
     }
     Finding finding;
@@ -306,7 +306,7 @@ class JournalJudge {
       add(step, ranks, words, evidence);
     }
     for (const auto& [what, ranks] : step_notes_)
-      result_.notes.push_back(fmt::format("{} on {}", what, ranks_in_words(ranks)));
+      result_.notes.push_back(fmt::format("{} on {}", what, words_of_ranks(ranks)));
   }
 
   void judge_steps_of(const Ranks& group, const Kind& kind, int rank,

@@ -44,8 +44,8 @@ CardRow where_of(const json& item, const json& finding) {
   const json& ranks = list_of(finding, "ranks");
   if (!ranks.empty() && ranks[0].is_number_integer())
     words += fmt::format("; first on {}", rank_in_words(item, ranks[0].get<int>()));
-  if (wrong.size() > 1) words += "; wrong on " + ranks_in_words(wrong);
-  if (!right.empty()) words += "; right on " + ranks_in_words(right);
+  if (wrong.size() > 1) words += "; wrong on " + words_of_ranks(wrong);
+  if (!right.empty()) words += "; right on " + words_of_ranks(right);
   if (const std::string copied = word_in(item, "copy_of"); !copied.empty())
     words += fmt::format(". {} is this project's copy of {}", word_in(item, "subject"), copied);
   return {"Where", {{Kind::kPart, name.empty() ? "this run" : name}, {Kind::kPlain, words + "."}}};

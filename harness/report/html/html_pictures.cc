@@ -66,7 +66,7 @@ std::array<std::size_t, 2> drawn_dims(const std::vector<double>& space,
 }
 
 std::string part_in_words(const Held& part) {
-  std::string words = ranks_in_words(part.ranks) + ":";
+  std::string words = words_of_ranks(part.ranks) + ":";
   for (std::size_t d = 0; d < part.begin.size() && d < part.size.size(); ++d)
     words += fmt::format("{} {:.0f} to {:.0f}", d == 0 ? "" : ",", part.begin[d],
                          part.begin[d] + part.size[d] - 1);

@@ -21,8 +21,8 @@ std::vector<int> MixedDtypes::odd_ranks() const {
 std::string MixedDtypes::words() const {
   std::string text;
   for (const auto& [dtype, ranks] : others)
-    text += fmt::format("{} on {}, ", name_of(dtype), ranks_in_words(ranks));
-  return text + fmt::format("{} on {}", name_of(usual), ranks_in_words(usual_ranks));
+    text += fmt::format("{} on {}, ", name_of(dtype), words_of_ranks(ranks));
+  return text + fmt::format("{} on {}", name_of(usual), words_of_ranks(usual_ranks));
 }
 
 std::optional<MixedDtypes> mixed_dtypes(const std::vector<Held>& held, Dtype reference) {

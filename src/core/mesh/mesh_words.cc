@@ -32,14 +32,14 @@ std::string ranges_in_words(const std::vector<int>& numbers) {
   return words;
 }
 
-std::string ranks_in_words(const std::vector<int>& ranks) {
+std::string words_of_ranks(const std::vector<int>& ranks) {
   return (ranks.size() == 1 ? "rank " : "ranks ") + ranges_in_words(ranks);
 }
 
 std::string on_ranks(const std::vector<int>& ranks, const MeshShape& mesh) {
   if (ranks.empty()) return "";
   const bool are_all = ranks.size() > 1 && std::ssize(ranks) == mesh.world_size();
-  return are_all ? " on all ranks" : " on " + ranks_in_words(ranks);
+  return are_all ? " on all ranks" : " on " + words_of_ranks(ranks);
 }
 
 }  // namespace isoshard

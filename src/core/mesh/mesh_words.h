@@ -17,7 +17,7 @@ namespace isoshard {
 /// "0, 1, 4 to 7" of numbers that ascend.
 [[nodiscard]] std::string ranges_in_words(const std::vector<int>& numbers);
 /// "rank 3", "ranks 0, 1, 4 to 7" of ranks that ascend.
-[[nodiscard]] std::string ranks_in_words(const std::vector<int>& ranks);
+[[nodiscard]] std::string words_of_ranks(const std::vector<int>& ranks);
 /// " on rank 3", " on ranks 0, 1", " on all ranks"; empty for no rank.
 [[nodiscard]] std::string on_ranks(const std::vector<int>& ranks, const MeshShape& mesh);
 
