@@ -15,6 +15,7 @@
 #include "core/base/error.h"
 #include "fixtures/cases/presets.h"
 #include "fixtures/inputs/inputs.h"
+#include "harness/report/text/text_report.h"
 #include "harness/testing/test_folder.h"
 #include "subjects/model/config/builtin.h"
 #include "subjects/model/zoo/registry.h"
