@@ -77,7 +77,7 @@ TEST(VerifyRuns, ReportsEachRunWithTablesAndAnExitCode) {
   ASSERT_THAT(report.cases, SizeIs(2));
   EXPECT_EQ(report.cases[1].name, "total_tp3");
   EXPECT_EQ(report.cases[1].verdict->mesh.world_size(), 3);
-  EXPECT_EQ(report.summary, "2 of 2 runs conform");
+  EXPECT_EQ(report.summary, "2 of 2 runs conform (exact)");
   ASSERT_THAT(report.tables, SizeIs(1));
   ASSERT_THAT(report.tables[0].columns, SizeIs(3));
   EXPECT_EQ(report.tables[0].columns[2].output_norms.at("total"), 6);
