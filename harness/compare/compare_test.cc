@@ -122,8 +122,8 @@ TEST_F(DumpedFolder, ThatAreNotJudgedAreListedAtTheEnd) {
   ASSERT_EQ(report.cases.size(), 1U);
   EXPECT_EQ(report.exit_code, 0) << report.cases[0].failure;
   EXPECT_EQ(report.summary,
-            "3 folders were not judged: emulated (the emulation of autotp), reference (a "
-            "reference), shared (no bundle)");
+            "1 of 1 case conforms (exact); 3 folders were not judged: emulated (the emulation of "
+            "autotp), reference (a reference), shared (no bundle)");
 }
 
 class OwnWord : public testing::Test {
