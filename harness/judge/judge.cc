@@ -93,10 +93,6 @@ class Judge {
     require_optional();
     judge_own();
     sort_findings();
-    // as findings: a recorder may see the loss when backward is over
-    std::ranges::stable_sort(verdict_.tensors, {}, [](const TensorComparison& tensor) {
-      return std::pair(tensor.key.step, tensor.stage);
-    });
     note_taps();
     verdict_.weak = std::count_if(verdict_.tensors.begin(), verdict_.tensors.end(),
                                   [](const auto& t) { return !t.weakness.empty(); });

@@ -2,8 +2,11 @@
 /// The verdict as JSON (docs/report.md).
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <utility>
+#include <vector>
 
 #include "harness/report/json/evidence_json.h"
 #include "harness/report/json/json_number.h"
@@ -105,7 +108,13 @@ json verdict_json(const Verdict& verdict) {
   for (const AxisDegree& axis : verdict.mesh.axes())
     mesh.push_back({{"axis", name_of(axis.axis)}, {"degree", axis.degree}});
   json tensors = json::array();
-  for (const TensorComparison& t : verdict.tensors) tensors.push_back(tensor_json(t));
+  // In the order of execution: a recorder may see the loss when backward is over.
+  std::vector<const TensorComparison*> in_order;
+  for (const TensorComparison& t : verdict.tensors) in_order.push_back(&t);
+  std::ranges::stable_sort(in_order, {}, [](const TensorComparison* t) {
+    return std::pair(t->key.step, t->stage);
+  });
+  for (const TensorComparison* t : in_order) tensors.push_back(tensor_json(*t));
   json findings = json::array();
   for (const Finding& f : verdict.findings) findings.push_back(finding_json(f));
   json pools = json::array();
