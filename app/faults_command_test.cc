@@ -58,10 +58,8 @@ class FaultsCommandStudy : public FaultsCommand {};
 TEST_F(FaultsCommand, RunHasARowForEachDtype) {
   CaptureStdout();
   ASSERT_EQ(command({"run", "dp_sum_missing", "--output-dir", folder_.string()}), 0);
-  EXPECT_THAT(
-      GetCapturedStdout(),
-      HasSubstr("1 faults in 2 runs: 2 alarms, 2 with the first tensor and 2 with the cause "
-                "of the catalog; 0 not as they must be"));
+  EXPECT_THAT(GetCapturedStdout(),
+              HasSubstr("1 faults in 2 runs: 2 alarms, 2 with the first tensor and 2 with the cause"));
 
   const nlohmann::json report = nlohmann::json::parse(text_of("report.json"));
   ASSERT_EQ(report.at("cases").size(), 2U);
