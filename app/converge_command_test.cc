@@ -41,7 +41,7 @@ Schema schema_of(const char* name) {
 TEST(ConvergeCommand, JudgesASetAndWritesWhatItFound) {
   const TestFolder folder;
 
-  const ChildResult result = converge(folder.path(), {"--test", "cp=2,recompute"});
+  const ChildResult result = converge(folder.path(), {"--test", "cp=2,recompute", "--verbose"});
 
   ASSERT_EQ(result.exit_code, 0) << result.output << result.error;
   EXPECT_THAT(result.output,

@@ -116,7 +116,7 @@ void drop(std::map<std::string, at::Tensor>& tensors, json& records, const std::
 Row compared(std::string name, int exit_code, std::vector<std::string> words, Craft craft) {
   return {std::move(name),
           std::move(craft),
-          {"compare", "reference", "run"},
+          {"compare", "reference", "run", "--verbose"},
           exit_code,
           std::move(words)};
 }
