@@ -11,10 +11,13 @@ mkdir -p -- "$work"
 failures=0
 failed() { echo "FAILED: $*"; failures=$((failures + 1)); }
 
-hidden=(LibTorch GTest Cairo TomlPlusPlus MPI)
+hidden=()
+for package in LibTorch GTest Cairo TomlPlusPlus MPI; do
+  hidden+=("-DCMAKE_DISABLE_FIND_PACKAGE_$package=ON")
+done
 HOME=$work XDG_CACHE_HOME=$work/cache cmake -G Ninja -S "$source" -B "$work/build" \
   -DISOSHARD_JUDGE_ONLY=ON -DCMAKE_CXX_COMPILER="$compiler" -DLIBTORCH_ROOT=/nonexistent \
-  "${hidden[@]/#/-DCMAKE_DISABLE_FIND_PACKAGE_}" >"$work/log" 2>&1 \
+  "${hidden[@]}" >"$work/log" 2>&1 \
   || { cat -- "$work/log"; echo "FAILED: it is not configured without LibTorch"; exit 1; }
 plan=$(ninja -C "$work/build" -n -v)
 [[ $plan == *bin/isoshard-judge* ]] || failed "isoshard-judge is not built by default"
