@@ -45,10 +45,10 @@ int run_converge(const ParsedOptions& options) {
   for (const std::string& line : plan.notes) printer.note(line);
   PrintRuns output(printer, plan.control.steps);
   ConvergeResult result = converge(plan, output);
+  result.report.summary = summary_of(result.report, "run");
   agree_on_report(default_launcher(), result.report,
                   [&](const ReportCase& item) { printer.add(item); });
   result.report.provenance = provenance_of(options);
-  result.report.summary = summary_of(result.report, "run");
   if (!is_quiet()) {
     printer.progress().clear();
     print("\n{}\n", convergence_text(plan, result));

@@ -268,7 +268,7 @@ run sums_test --gtest_filter=Waits.*;mpiexec 2 A=b c;run wide_test --gtest_filte
   "${run[@]}" Waits
 expect_run 0 "env A='b c' mpiexec -n 2 'build/tests/wide_test'" "" "${run[@]}" -N Waits
 # Entries of ctest
-expect 0 "bash pages.sh 'build/bin/isoshard'" "build ctest" "${run[@]}" pages
+expect 0 "bash pages.sh '$PWD/build/bin/isoshard'" "build ctest" "${run[@]}" pages
 [[ $(<"$CALLS") == "build bin/isoshard"* && $(<"$CALLS") == *"-R ^(pages)\$"* ]] \
   || failed "pages: $(<"$CALLS")"
 expect 0 "" "build ctest" "${run[@]}" package

@@ -96,7 +96,7 @@ int run(int argc, char** argv) {
     delete listeners.Release(listeners.default_xml_generator());
   }
   int own = RUN_ALL_TESTS(), code = 0;
-  if (MpiTestWorld::num_runs() == 0) {
+  if (own == 0 && MpiTestWorld::num_runs() == 0) {
     fmt::print(stderr, "no test of this program had a world of {} ranks\n",
                MpiTestWorld::attached_size());
     own = kNothingRan;

@@ -47,14 +47,17 @@ def refuse_own_batches(
 def with_batch_of(command: Sequence[str], samples: int, degree: int) -> list[str] | None:
     """The script in one process with `degree` times its batch size; None: it has no such option.
 
-    Of several options that name a batch the one counts whose number is `samples`, then the first.
+    Of options that name a batch the one counts whose number is `samples`.
     """
     script, arguments = _launch.script_of(command)
     if not script:
         return None
     options = _batch_options(arguments)
     if options:
-        at, value, words = next((o for o in options if o[1] == samples), options[0])
+        found = next((o for o in options if o[1] == samples), None)
+        if found is None:  # such as --num-batches
+            return None
+        at, value, words = found
         arguments[at] = words.format(value * degree)
     else:
         defined = _option_of_script(script[-1])

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from . import _bundle
+from . import _bundle, _safetensors
 from ._mesh import DATA_AXES, Mesh
 
 Shape = tuple[int, ...]
@@ -259,5 +259,5 @@ def _have_own_samples(run: Path, step: int, name: str, having: list[int], mesh: 
         if at not in shares:
             tensors = _bundle.read_some_tensors(run, step, rank, f"data_id/{name}/")
             own = [tensors[key] for key in sorted(tensors)]
-            shares[at] = b"".join(t.contiguous().numpy().tobytes() for t in own)
+            shares[at] = b"".join(_safetensors.bytes_of(t) for t in own)
     return len(set(shares.values())) == len(shares) == mesh.data_degree

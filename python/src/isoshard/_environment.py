@@ -28,8 +28,8 @@ OTHERS = frozenset(
     for name in (  # noqa: SIM905
         "ATTACHED_TEST AUTO AXE BROWSER BUILD_DIR CALIBRATION_CASES CCACHE CMAKE_ARGS "
         "DEBIAN_MIRROR EXPECTED_HOSTS GOLDEN GPU HOSTS_TEST JOBS JUDGE LAUNCHER LISTED_SUITES "
-        "MASTER_PORT MASTER_SOCKET MUTANT MUTANTS_SEEN PROGRAM PYTHON RANKS REQUIRE_GPU RUN_ID SKIP_PACKAGES "
-        "SUDO WHOLE_SUITE WORLD_SIZES"
+        "MASTER_PORT MASTER_SOCKET MUTANT MUTANTS_SEEN PROGRAM PYTHON RANKS REQUIRE_GPU RUN_ID "
+        "SKIP_PACKAGES SUDO WHOLE_SUITE WORLD_SIZES"
     ).split()
 )
 
@@ -58,7 +58,7 @@ def take_defaults(
     for variable, text in environment.items():
         if not variable.startswith(_PREFIX) or not text:
             continue
-        if variable in options:
+        if variable in options and variable not in OTHERS:
             name, action = options[variable]
             if not any(word == name or word.startswith(f"{name}=") for word in words):
                 parser.set_defaults(**{action.dest: _value_of(action, variable, text)})

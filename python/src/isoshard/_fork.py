@@ -257,7 +257,8 @@ def _log_to(log: Path) -> None:
 def _be_rank(launch: Launch, config: AutoConfig, log: Path, rank: int) -> int:
     die_with_parent()
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_DFL)
+        if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+            signal.signal(number, signal.SIG_DFL)
     stack = stack_of(log).open("w")  # open as long as the process lives
     faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
     random.seed()

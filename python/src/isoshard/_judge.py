@@ -92,6 +92,8 @@ def _check(options: JudgeOptions) -> None:
             "A command must follow --, such as: isoshard judge -- torchrun --nproc-per-node 2 "
             "train.py"
         )
+    if options.quiet and options.verbose:
+        raise UsageError("Either --quiet or --verbose may be given, got both.")
     if options.steps < 1:
         raise UsageError(f"--steps must be 1 or more, got {options.steps}.")
     if options.reference is not None and options.reference_command is not None:

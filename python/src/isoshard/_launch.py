@@ -129,6 +129,8 @@ def script_of(command: Sequence[str]) -> tuple[list[str], list[str]]:
 def plain_python(command: Sequence[str]) -> Launch | None:
     """What `python SCRIPT` or `python -m MODULE` starts by itself, with no launcher; else None."""
     words = list(command)
+    while len(words) > 2 and words[1] in ("-u", "-B", "-O"):
+        del words[1]
     if len(words) < 2 or not re.fullmatch(r"python[\d.]*", Path(words[0]).name):
         return None
     if words[1] == "-m" and len(words) > 2 and words[2] not in _LAUNCHER_MODULES:

@@ -98,6 +98,8 @@ def call(
     if not capture:
         return subprocess.run(command, check=False).returncode, ""
     environment = {**os.environ, "COLUMNS": str(columns)}
+    for variable in ("ISOSHARD_QUIET", "ISOSHARD_VERBOSE"):  # of the user's own command
+        environment.pop(variable, None)
     result = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
     return result.returncode, result.stdout + result.stderr
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 from collections.abc import Mapping, Sequence
@@ -60,9 +61,13 @@ def write_safetensors(
     with path.open("wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, tensor in tensors:
-            if tensor.nbytes:
-                data = tensor.reshape(-1).view(torch.uint8)
-                file.write(data.numpy().tobytes())
+            file.write(bytes_of(tensor))
+
+
+def bytes_of(tensor: torch.Tensor) -> bytes:
+    """The elements of a tensor on the CPU in row-major order, without numpy, which may be absent."""
+    tensor = tensor.detach().contiguous()
+    return ctypes.string_at(tensor.data_ptr(), tensor.nbytes) if tensor.nbytes else b""
 
 
 def read_header(path: Path) -> tuple[dict[str, Any], int]:

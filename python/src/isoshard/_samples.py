@@ -16,6 +16,7 @@ import torch
 
 from . import _bundle
 from ._mesh import DATA_AXES, Mesh
+from ._safetensors import bytes_of
 
 Rows = list[bytes]
 Inputs = dict[str, torch.Tensor]
@@ -126,7 +127,7 @@ def _rows(inputs: Inputs) -> Rows:
     """The bytes of each sample over all inputs that have as many rows as the first one."""
     count = next(iter(inputs.values())).shape[0]
     used = [t for t in inputs.values() if t.shape[0] == count]
-    return [b"".join(t[i].contiguous().numpy().tobytes() for t in used) for i in range(count)]
+    return [b"".join(bytes_of(t[i]) for t in used) for i in range(count)]
 
 
 def runs_of(order: list[int], block: int) -> list[tuple[int, int, int]]:

@@ -116,7 +116,8 @@ def _signals_raise() -> Iterator[None]:
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            if handler is not None:
+                signal.signal(number, handler)
 
 
 def _run(words: list[str]) -> int:
@@ -178,8 +179,6 @@ def _compare(words: list[str]) -> int:
     if len(at) != 2:
         return _program.call(words)[0]
     bundles = [Path(words[i]) for i in at]
-    if "--made-by" not in words:
-        words = [*words, "--made-by", json.dumps(["isoshard", *words])]
     from . import _verdict
     from ._bundle import reseal_is_safe
     from ._places import resolved_copy
@@ -197,9 +196,11 @@ def _compare(words: list[str]) -> int:
             if code == 0:
                 print(f"isoshard: {error}", file=sys.stderr)
             return code or _BAD_FILE
-        made_by = json.dumps([*_program.started_as(), *words])
-        words[at[1]] = str(run)
-        return _verdict.compare([*words[1:], "--made-by", made_by], bundles[0], run)[0]
+        arguments = list(words[1:])
+        arguments[at[1] - 1] = str(run)
+        if "--made-by" not in words:
+            arguments += ["--made-by", json.dumps([*_program.started_as(), *words])]
+        return _verdict.compare(arguments, bundles[0], run)[0]
 
 
 def _bundles_in(words: list[str]) -> list[int]:

@@ -25,7 +25,7 @@
 namespace isoshard {
 namespace {
 
-constexpr int kNothingRan = 2;
+constexpr int kNothingRan = 2, kInfrastructure = 4;
 
 /// Takes "--name=value" out of the arguments.
 std::string take_argument(int& argc, char** argv, std::string_view name, std::string_view usual) {
@@ -61,7 +61,7 @@ int run_rank(int argc, char** argv, const Rendezvous& rendezvous, const GpuOfRan
     NcclTestWorld::attach(rendezvous, std::move(api), device, on_device);
   } catch (const std::exception& error) {
     std::fprintf(stderr, "rank %d: %s\n", rendezvous.rank, error.what());
-    return kNothingRan;
+    return kInfrastructure;
   }
   testing::InitGoogleTest(&argc, argv);
   if (rendezvous.rank != 0) GTEST_FLAG_SET(output, "");
