@@ -13,6 +13,7 @@ from typing import Any
 from .errors import UsageError
 
 _PREFIX = "ISOSHARD_"
+_LIBRARY = "ISOSHARD_RANKS"  # names libisoshard_ranks.so, so it is not `preflight --ranks`
 #: Options of isoshard-judge compare, which `isoshard judge` calls, that it does not have itself.
 _OF_JUDGE = frozenset(
     _PREFIX + name
@@ -58,7 +59,7 @@ def take_defaults(
     for variable, text in environment.items():
         if not variable.startswith(_PREFIX) or not text:
             continue
-        if variable in options and variable not in OTHERS:
+        if variable in options and variable != _LIBRARY:
             name, action = options[variable]
             if not any(word == name or word.startswith(f"{name}=") for word in words):
                 parser.set_defaults(**{action.dest: _value_of(action, variable, text)})
