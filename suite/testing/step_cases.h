@@ -4,7 +4,6 @@
 #pragma once
 #include <gtest/gtest.h>
 
-#include <ostream>
 #include <stdexcept>
 #include <string>
 
@@ -98,11 +97,6 @@ inline void expect_matches_single_process(const Case& item) {
 
   ASSERT_EQ(static_cast<int>(actual.ranks.size()), item.world_size());
   EXPECT_THAT(actual, conforms_to(reference, policy_of(item)));
-}
-
-/// For failure messages of parametrized tests.
-inline void PrintTo(const Case& item, std::ostream* out) {
-  *out << item.slug();
 }
 
 /// Parametrized tests are named by their case.

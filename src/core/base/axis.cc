@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,10 @@ constexpr std::array<std::string_view, 8> kAxisNames{"world", "dp", "tp",       
 
 std::string_view name_of(Axis axis) noexcept {
   return kAxisNames[static_cast<std::size_t>(axis)];
+}
+
+void PrintTo(Axis axis, std::ostream* out) {
+  *out << name_of(axis);
 }
 
 Axis parse_axis(std::string_view name) {

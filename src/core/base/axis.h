@@ -2,6 +2,7 @@
 /// The axes of a device mesh.
 #pragma once
 #include <cstdint>
+#include <iosfwd>
 #include <string_view>
 
 namespace isoshard {
@@ -13,6 +14,8 @@ enum class Axis : std::uint8_t { kWorld, kDp, kTp, kPp, kCp, kEp, kDpReplicate, 
 
 /// world, dp, tp, pp, cp, ep, dp_replicate, dp_shard.
 [[nodiscard]] std::string_view name_of(Axis axis) noexcept;
+/// The same, in messages of GoogleTest.
+void PrintTo(Axis axis, std::ostream* out);
 
 /// Errors   UsageError that lists the names.
 [[nodiscard]] Axis parse_axis(std::string_view name);

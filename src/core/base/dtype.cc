@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <array>
+#include <ostream>
 #include <string>
 #include <vector>
 
@@ -67,6 +68,10 @@ double unit_roundoff(Dtype dtype) noexcept {
 
 std::string_view name_of(Dtype dtype) noexcept {
   return properties_of(dtype).name;
+}
+
+void PrintTo(Dtype dtype, std::ostream* out) {
+  *out << name_of(dtype);
 }
 
 std::string_view safetensors_name_of(Dtype dtype) noexcept {

@@ -3,6 +3,7 @@
 #pragma once
 #include <cstddef>
 #include <cstdint>
+#include <iosfwd>
 #include <string_view>
 
 namespace isoshard {
@@ -31,6 +32,8 @@ enum class Dtype : std::uint8_t {
 
 /// The user's name: fp64, fp32, bf16, fp16, int64, ..., bool.
 [[nodiscard]] std::string_view name_of(Dtype dtype) noexcept;
+/// The same, in messages of GoogleTest.
+void PrintTo(Dtype dtype, std::ostream* out);
 
 /// The name in a safetensors header: F64, F32, BF16, F16, I64, I32, I16, I8, U8, BOOL.
 [[nodiscard]] std::string_view safetensors_name_of(Dtype dtype) noexcept;

@@ -71,6 +71,13 @@ TEST(DtypeProperties, SizesRoundoffsAndFileNames) {
     EXPECT_EQ(is_floating(dtype), dtype <= Dtype::kFloat16) << name_of(dtype);
 }
 
+TEST(DtypeNames, AndAxesArePrintedByGoogleTest) {
+  EXPECT_EQ(::testing::PrintToString(Dtype::kBFloat16), "bf16");
+  EXPECT_EQ(::testing::PrintToString(std::vector{Dtype::kFloat32, Dtype::kInt64}),
+            "{ fp32, int64 }");
+  EXPECT_EQ(::testing::PrintToString(Axis::kDpShard), "dp_shard");
+}
+
 TEST(AxisNames, ParseBackAndRefuseOthers) {
   for (const Axis axis : {Axis::kWorld, Axis::kDp, Axis::kTp, Axis::kPp, Axis::kCp, Axis::kEp,
                           Axis::kDpReplicate, Axis::kDpShard})
