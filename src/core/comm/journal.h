@@ -29,6 +29,7 @@ class RankSet {
     for (const int rank : ranks) insert(rank);
   }
   constexpr void insert(int rank) noexcept { words[word_of(rank)] |= bit_of(rank); }
+  constexpr void erase(int rank) noexcept { words[word_of(rank)] &= ~bit_of(rank); }
   [[nodiscard]] constexpr bool contains(int rank) const noexcept {
     return (words[word_of(rank)] & bit_of(rank)) != 0;
   }

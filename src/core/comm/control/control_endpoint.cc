@@ -121,12 +121,15 @@ void ControlEndpoint::wait_until(const std::function<bool()>& done, const bool& 
   for (;;) {
     pause(moves_data);
     // asked first: what those who left have sent before is taken then
-    const std::string gone = awaited == nullptr ? "" : why_gone(*awaited, moves_data);
+    const RankSet asked_for = awaited == nullptr ? RankSet{} : *awaited;
+    const std::string gone = why_gone(asked_for, moves_data);
     poll();
     if (done()) return;
     if (idle_) idle_();
     if (is_aborted()) throw_abort();
-    if (!gone.empty()) fail(fmt::format("{}: {}", gone, journal_.describe_hang()));
+    // the one that is gone may be one of those that have just done their part
+    if (!gone.empty() && *awaited == asked_for)
+      fail(fmt::format("{}: {}", gone, journal_.describe_hang()));
     const auto now = steady_clock::now();
     if ((deadline_ && now >= *deadline_) || (patience_ && now - start >= *patience_)) {
       abort(AbortKind::kTimeout, fmt::format("deadline passed: {}", journal_.describe_hang()));

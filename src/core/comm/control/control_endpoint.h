@@ -62,7 +62,8 @@ class ControlEndpoint {
   /// Takes packets and moves on what is under way. Does not wait.
   void poll();
   /// Polls until done() is true. `moves_data`: bytes are under way, which move only when polled.
-  /// `awaited`: the ranks without which it cannot come true.
+  /// `awaited`: the ranks without which it cannot come true. done() may remove those that have done
+  /// their part; they may leave the world then.
   /// Errors   CommError when the world is aborted, ranks wait in a circle or an awaited one is
   ///          gone; TimeoutError.
   void wait_until(const std::function<bool()>& done, const bool& moves_data,

@@ -60,17 +60,18 @@ MetCall GroupCalls::meet(Packet own, const CallInfo& info) {
     for (int step = 1; step < size_; ++step)
       endpoint.post(world_rank_of((rank_ + step) % size_), bytes);
   }
-  const auto has_come = [&, next = std::size_t{0}]() mutable {
-    // asked in every poll, and a packet that has come stays
-    for (; next < group_->world_ranks.size(); ++next) {
-      const int member = group_->world_ranks[next];
-      if (member != endpoint.rank() &&
-          endpoint.waiting_packet(started.call.group_id, member) == nullptr)
-        return false;
+  // A rank whose packet has come may leave the world before the others' packets come.
+  RankSet awaited = group_->members;
+  awaited.erase(endpoint.rank());
+  const auto have_come = [&] {
+    for (const int member : group_->world_ranks) {
+      if (awaited.contains(member) &&
+          endpoint.waiting_packet(started.call.group_id, member) != nullptr)
+        awaited.erase(member);
     }
-    return true;
+    return awaited == RankSet{};
   };
-  if (size_ > 1) endpoint.wait_until(has_come, /*moves_data=*/false, &group_->members);
+  if (size_ > 1) endpoint.wait_until(have_come, /*moves_data=*/false, &awaited);
   for (int member = 0; member < size_; ++member) {
     started.packets.push_back(
         member == rank_ ? std::move(own)
