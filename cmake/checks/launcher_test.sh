@@ -227,6 +227,8 @@ wide_test.n4${tab}Waits${tab}mpi,slow${tab}A=b${tab}mpiexec -n 4 '@BUILD@/tests/
 pages${tab}-${tab}unit${tab}-${tab}bash pages.sh '@BUILD@/bin/isoshard' '@BUILD@/pages'${tab}-
 package${tab}-${tab}slow${tab}-${tab}bash package.sh '-DBUILD=@BUILD@'${tab}-
 python.live${tab}-${tab}slow,live${tab}-${tab}bash live.sh${tab}-
+page_links${tab}-${tab}unit${tab}-${tab}bash links.sh${tab}-
+page_walk${tab}-${tab}slow${tab}-${tab}bash walk.sh${tab}-
 END
 # expect_run CODE OUTPUT_PART NOTES COMMAND...: NOTES are the stand-ins' notes, without the index's,
 # separated by ";".
@@ -274,6 +276,11 @@ expect 0 "bash pages.sh '$PWD/build/bin/isoshard'" "build ctest" "${run[@]}" pag
 expect 0 "" "build ctest" "${run[@]}" package
 [[ $(<"$CALLS") == "build all"* ]] || failed "package: $(<"$CALLS")"
 expect 0 "" "ctest" env ISOSHARD_PYTHON=python3 "${run[@]}" 'python.*'
+# A wildcard leaves slow entries out where it fits others, and says so.
+expect 0 "name them to run them): page_walk" "build ctest" "${run[@]}" 'page*'
+[[ $(<"$CALLS") == *"-R ^(pages|page_links)\$"* ]] || failed "page*: $(<"$CALLS")"
+expect 0 "" "ctest" "${run[@]}" 'page_w*'
+[[ $(<"$CALLS") == *"-R ^(page_walk)\$"* ]] || failed "page_w*: $(<"$CALLS")"
 # What is wrong
 expect_run 2 "did you mean Sums?" "build build.ninja" "${run[@]}" Smus
 expect_run 2 "did you mean Sums.Adds?" "build tests/sums_test" "${run[@]}" Sums.Addz
@@ -326,6 +333,16 @@ echo five >>python/live-requirements.txt
 expect 0 "" "build ctest" env ISOSHARD_PYTHON=python3 ./isoshard test -L live
 expect 0 "" "build ctest" ./isoshard test -L python
 expect 0 "" "venv pip pip pip ctest" ./isoshard test python.live
+
+# A typing error costs no build.
+rm -rf build
+echo 'verify_command(), train_command(),' >app/program.cc
+expect 2 "unknown command tset (did you mean test?)" "" ./isoshard tset
+expect 2 "unknown command verfiy (did you mean verify?)" "" ./isoshard verfiy --preset small
+expect 0 "[train]" "configure build" ./isoshard train
+expect 0 "[tset]" "" ./isoshard tset
+rm app/program.cc
+touch src/d.cc
 
 site=$XDG_CACHE_HOME/isoshard/libtorch-2.11.0/site
 expect 4 "is no folder" "" env LIBTORCH_ROOT=/nonexistent ./isoshard x
