@@ -143,6 +143,7 @@ case $scenario in
   fault)
     expect 1 6 verify --attach --fault mlp_input_grad_partial
     says 'rank-local partial over tp'
+    says 'mpirun -n 6 .*verify .*--attach'
     ;;
   subset)
     expect 0 3 verify --preset small --attach --subjects ddp,autotp --dtype fp32

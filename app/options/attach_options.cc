@@ -95,6 +95,38 @@ void require_equal_arguments(AttachedJob& job, const std::vector<std::string>& a
                   job.rank(), job.size(), fmt::join(arguments, " ")));
 }
 
+/// What starts the processes of a job.
+struct Starter {
+  const char* name;
+  const char* its_own;             ///< a variable that this launcher alone sets
+  const char* size;                ///< the variable with the number of processes
+  std::vector<std::string> words;  ///< a command line that ends before that number
+};
+
+/// Null without a launcher.
+const Starter* starter_of_this_process() {
+  // The innermost launcher counts: mpirun starts its own processes within a step of srun.
+  static const std::vector<Starter> starters = {
+      {"torchrun", "TORCHELASTIC_RUN_ID", "WORLD_SIZE",
+       {"torchrun", "--no-python", "--nproc-per-node"}},
+      {"mpirun or srun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", {"mpirun", "-n"}},
+      {"mpirun or srun", "PMI_SIZE", "PMI_SIZE", {"mpirun", "-n"}},
+      {"mpirun or srun", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_TASKS", {"srun", "-n"}}};
+  for (const Starter& starter : starters)
+    if (std::getenv(starter.size) != nullptr && std::getenv(starter.its_own) != nullptr)
+      return &starter;
+  return nullptr;
+}
+
+/// The words before this program in the command that repeats the job.
+void note_launcher(int num_processes) {
+  const Starter* const starter = starter_of_this_process();
+  if (starter == nullptr) return;
+  std::vector<std::string> words = starter->words;
+  words.push_back(std::to_string(num_processes));
+  set_launcher_words(std::move(words));
+}
+
 }  // namespace
 
 void refuse_more_than_fork(const Case& item, std::string_view way_out) {
@@ -104,29 +136,17 @@ void refuse_more_than_fork(const Case& item, std::string_view way_out) {
 }
 
 void refuse_several_processes(std::string_view command) {
-  struct Starter {
-    const char* name;
-    const char* its_own;  ///< a variable that this launcher alone sets
-    const char* size;
-  };
-  // The innermost launcher counts: mpirun starts its own processes within a step of srun.
-  constexpr Starter kStarters[] = {
-      {"torchrun", "TORCHELASTIC_RUN_ID", "WORLD_SIZE"},
-      {"mpirun or srun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE"},
-      {"mpirun or srun", "PMI_SIZE", "PMI_SIZE"},
-      {"mpirun or srun", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_TASKS"}};
-  for (const Starter& starter : kStarters) {
-    const char* const size = std::getenv(starter.size);
-    if (size == nullptr || std::getenv(starter.its_own) == nullptr) continue;
-    if (std::atoi(size) < 2) return;
-    throw UsageError(fmt::format(
-        "{} started {} processes ({}), each of which would run all ranks of its own; {}",
-        starter.name, size, starter.size,
-        command.empty() ? std::string("add --attach, or start one process")
-                        : fmt::format("isoshard {} forks its ranks and has no --attach: start one "
-                                      "process of it, without mpirun",
-                                      command)));
-  }
+  const Starter* const starter = starter_of_this_process();
+  if (starter == nullptr) return;
+  const char* const size = std::getenv(starter->size);
+  if (std::atoi(size) < 2) return;
+  throw UsageError(fmt::format(
+      "{} started {} processes ({}), each of which would run all ranks of its own; {}",
+      starter->name, size, starter->size,
+      command.empty() ? std::string("add --attach, or start one process")
+                      : fmt::format("isoshard {} forks its ranks and has no --attach: start one "
+                                    "process of it, without mpirun",
+                                    command)));
 }
 
 void declare_attach_options(OptionTable& table) {
@@ -182,6 +202,7 @@ void join_job(const std::vector<std::string>& arguments) {
   own.launcher = std::make_unique<AttachedLauncher>(*own.job);
   set_default_launcher(*own.launcher);
   require_equal_arguments(*own.job, arguments);
+  note_launcher(own.job->size());
   if (own.job->rank() != 0) print_nothing();
 }
 

@@ -56,6 +56,16 @@ expect message 'must be 2, got 3' "$text"
 expect skip '^- python.live: SKIPPED: no torch$' "$text"
 [[ $text != *All/Rounds.Down* ]] || { echo "a case that passed is listed"; failures=1; }
 
+# A failure outside of any test is repeated with the whole entry.
+cat >"$folder/junit/sums_test.Rounds.xml" <<'REPORT'
+<?xml version="1.0" encoding="UTF-8"?>
+<testsuites><testsuite name="NonTestSuiteFailure"><testcase name="" classname="">
+<failure message="no weights" type=""/></testcase></testsuite></testsuites>
+REPORT
+text=$("$summary" "$folder")
+expect 'command of an entry, outside' '^<pre>./isoshard test sums_test.Rounds</pre>$' "$text"
+expect outside '^<b>outside of any test</b>$' "$text"
+
 # Where GoogleTest left no report, the output is shown; it cannot end the block that it is in.
 rm -- "$folder/junit/sums_test.Rounds.xml"
 expect output '1 &lt;/pre&gt; 2' "$("$summary" "$folder")"

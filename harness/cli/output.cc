@@ -27,6 +27,11 @@ std::atomic<int> first_error{0};
 bool is_silent = false;
 Detail detail_now = Detail::kBrief;
 
+std::vector<std::string>& words_of_launcher() {
+  static std::vector<std::string> words;
+  return words;
+}
+
 std::string& start_word() {
   static std::string word;
   return word;
@@ -105,6 +110,14 @@ void set_started_as(std::string word) {
 
 std::string started_as(const std::string& otherwise) {
   return start_word().empty() ? otherwise : start_word();
+}
+
+void set_launcher_words(std::vector<std::string> words) {
+  words_of_launcher() = std::move(words);
+}
+
+const std::vector<std::string>& launcher_words() {
+  return words_of_launcher();
 }
 
 std::size_t terminal_columns(std::size_t otherwise) {

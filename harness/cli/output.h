@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "harness/report/report.h"
 #include "harness/report/text/text_report.h"
@@ -46,6 +47,10 @@ void set_output_detail(Detail detail) noexcept;
 void set_started_as(std::string word);
 /// `otherwise` where it is not known.
 [[nodiscard]] std::string started_as(const std::string& otherwise);
+/// The words of the launcher that started this process as one of several: "mpirun", "-n", "4".
+void set_launcher_words(std::vector<std::string> words);
+/// Empty without a launcher.
+[[nodiscard]] const std::vector<std::string>& launcher_words();
 
 /// What became of standard output: 0, or the system's number of the first error.
 [[nodiscard]] int output_error() noexcept;

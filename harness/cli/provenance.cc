@@ -10,9 +10,11 @@
 namespace isoshard {
 
 Provenance provenance_of(const ParsedOptions& options) {
-  Provenance provenance{.command = {started_as(options.program), options.command},
+  Provenance provenance{.command = launcher_words(),
                         .settings = options.settings,
                         .versions = options.versions};
+  provenance.command.push_back(started_as(options.program));
+  provenance.command.push_back(options.command);
   provenance.command.insert(provenance.command.end(), options.repeat.begin(), options.repeat.end());
   const Machine machine = this_machine();
   provenance.versions["system"] = machine.system;

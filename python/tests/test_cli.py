@@ -155,6 +155,15 @@ def test_no_earlier_report_is_left_where_a_run_fails(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.glob("report*")] == ["report.html.old"]
 
 
+@pytest.mark.usefixtures("judge_program")
+def test_an_earlier_report_stays_where_an_option_is_refused(tmp_path: Path) -> None:
+    report, folder = tmp_path / "report.html", tmp_path / "out"
+    report.write_text("of yesterday")
+    places = ["--output-dir", str(folder), "--reference", str(folder / "run")]
+    assert cli.main(["judge", "--report", str(report), *places, *TORCHRUN]) == 2
+    assert report.read_text() == "of yesterday"
+
+
 # ---- signals
 
 

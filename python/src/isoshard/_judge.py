@@ -76,11 +76,12 @@ def judge(options: JudgeOptions) -> int:
     keep = options.output_dir
     if keep is not None:
         _require_writable(keep, "--output-dir")
-    if options.report is not None:
-        _prepare_report(options.report)
     folder = keep or Path(tempfile.mkdtemp(prefix="isoshard-"))
     try:
-        return _Driver(options, folder.resolve(), seconds).run()
+        driver = _Driver(options, folder.resolve(), seconds)
+        if options.report is not None:
+            _prepare_report(options.report)  # after all that is refused
+        return driver.run()
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
