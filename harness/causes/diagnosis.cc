@@ -2,8 +2,6 @@
 /// The table of patterns, in the order in which they are tried.
 #include "harness/causes/diagnosis.h"
 
-#include <fmt/format.h>
-
 #include <initializer_list>
 
 #include "core/base/error.h"
@@ -36,7 +34,7 @@ enum class Needs : unsigned char {
 struct Pattern {
   Kinds kinds;  ///< of the records that it says something of
   Needs needs;
-  std::string (*cause)(const Evidence&);
+  Cause (*cause)(const Evidence&);
 };
 
 /// In the order in which they are tried: what explains more, and fits by chance less, comes first.
@@ -113,18 +111,18 @@ constexpr Pattern kPatterns[] = {
 
 /// A pattern whose tensors do not fit each other does not fit: a verdict must not be lost by the
 /// search for its cause.
-std::string cause_by(const Pattern& pattern, const Evidence& e) {
+Cause cause_by(const Pattern& pattern, const Evidence& e) {
   try {
     return pattern.cause(e);
   } catch (const ShapeError&) {
-    return "";
+    return {};
   }
 }
 
-std::string cause_of(const Evidence& e, FittingPatterns& fitting) {
-  if (e.result.findings.empty() || e.bad_ranks().empty()) return "";
+Cause cause_of(const Evidence& e, FittingPatterns& fitting) {
+  if (e.result.findings.empty() || e.bad_ranks().empty()) return {};
   if (const auto count = e.result.comparison.stats.nonfinite_mismatch; count != 0)
-    return fmt::format("{} values not finite", count);
+    return make_cause(CauseId::kNotFinite, {{"count", count}});
   // what stands for a record that the reference has not: its values are nowhere
   const bool has_record = e.reference.find(e.wanted.key) != nullptr;
   const bool knows_what = numel_of(e.wanted.layout.global_shape) > kLargeTensor && !fitting.empty();
@@ -134,18 +132,18 @@ std::string cause_of(const Evidence& e, FittingPatterns& fitting) {
     if ((pattern.kinds & bit(e.wanted.key.kind)) == 0) continue;
     if (pattern.needs >= Needs::kRecord && !has_record) continue;
     if (pattern.needs == Needs::kBytes && e.views.empty()) continue;
-    std::string text = cause_by(pattern, e);
-    if (text.empty()) continue;
+    Cause cause = cause_by(pattern, e);
+    if (cause.empty()) continue;
     // that copies differ says so little that another tensor's cause says more
     if (pattern.cause != cause_differing_copies) fitting.insert(i);
-    return text;
+    return cause;
   }
-  return "";
+  return {};
 }
 
 }  // namespace
 
-std::string diagnose(const Reference& reference, const Record& reference_record,
+Cause diagnose(const Reference& reference, const Record& reference_record,
                      const Trace& actual, const std::vector<Held>& held, const TensorResult& result,
                      const JudgePolicy& options, FittingPatterns& fitting) {
   return cause_of(Evidence(reference, reference_record, actual, held, result, options), fitting);

@@ -16,77 +16,77 @@ namespace isoshard::detail {
 [[nodiscard]] std::vector<double> counted_targets(const Evidence& e, std::int64_t n);
 
 /// Data ids: repeated, reordered, or fewer that count (a label below 0 does not).
-[[nodiscard]] std::string cause_in_data(const Evidence& e);
+[[nodiscard]] Cause cause_in_data(const Evidence& e);
 /// A scalar: the mean of means, a norm that lacks or repeats squares, a factor or an offset of the
 /// run's numbers.
-[[nodiscard]] std::string cause_in_scalars(const Evidence& e);
+[[nodiscard]] Cause cause_in_scalars(const Evidence& e);
 /// The gradient of what a linear module reads: made with another weight than forward's, as shards
 /// may be gathered once more for backward.
-[[nodiscard]] std::string cause_in_weights_of_backward(const Evidence& e);
+[[nodiscard]] Cause cause_in_weights_of_backward(const Evidence& e);
 /// A loss scale that grows, shrinks or stays where it should not.
-[[nodiscard]] std::string cause_in_loss_scale(const Evidence& e);
+[[nodiscard]] Cause cause_in_loss_scale(const Evidence& e);
 /// Optimizer state that is kept in a coarser dtype than the reference's.
-[[nodiscard]] std::string cause_in_dtype(const Evidence& e);
+[[nodiscard]] Cause cause_in_dtype(const Evidence& e);
 /// What a run had when it was saved, and not when it had been loaded: state of another parameter,
 /// masks of another rank.
-[[nodiscard]] std::string cause_in_loading(const Evidence& e);
+[[nodiscard]] Cause cause_in_loading(const Evidence& e);
 /// Whether a record of a parameter is that of a subject that has loaded the step's state: nothing
 /// was stepped between it and the one before.
 [[nodiscard]] bool is_of_loading(const RecordKey& key);
 /// How far a run has come: updates that are not counted, another stream of masks, samples that come
 /// later.
-[[nodiscard]] std::string cause_in_progress(const Evidence& e);
+[[nodiscard]] Cause cause_in_progress(const Evidence& e);
 /// A gradient with the parameter's own values added: its buffer held them before.
-[[nodiscard]] std::string cause_in_buffer(const Evidence& e);
+[[nodiscard]] Cause cause_in_buffer(const Evidence& e);
 /// A parameter after a step: the step it made is a multiple of the right one.
-[[nodiscard]] std::string cause_in_update(const Evidence& e);
+[[nodiscard]] Cause cause_in_update(const Evidence& e);
 /// A gradient: some micro-batches are missing, weighted wrongly, or not averaged over an axis. The
 /// gradient is put together from the reference's activations and their gradients, where they
 /// explain it: those of the parameter's module and of its input.
-[[nodiscard]] std::string cause_in_micro_batches(const Evidence& e);
+[[nodiscard]] Cause cause_in_micro_batches(const Evidence& e);
 /// A gradient whose rows are there for the ids of the batch only.
-[[nodiscard]] std::string cause_in_rows(const Evidence& e);
+[[nodiscard]] Cause cause_in_rows(const Evidence& e);
 /// An activation of tokens that cp ranks share: positions restart on each rank, or only queries
 /// that meet keys of other ranks are wrong.
-[[nodiscard]] std::string cause_in_tokens(const Evidence& e);
+[[nodiscard]] Cause cause_in_tokens(const Evidence& e);
 /// Rotated queries or keys whose input is right: their positions are off, or their frequencies.
-[[nodiscard]] std::string cause_in_rotation(const Evidence& e);
+[[nodiscard]] Cause cause_in_rotation(const Evidence& e);
 /// A loss of tokens that cp ranks share: the last token of each rank's chunk is not counted.
-[[nodiscard]] std::string cause_in_targets(const Evidence& e);
+[[nodiscard]] Cause cause_in_targets(const Evidence& e);
 /// An activation or its gradient that is the first of a pipeline's rank: what came from the other
 /// rank was right there.
-[[nodiscard]] std::string cause_in_handover(const Evidence& e);
+[[nodiscard]] Cause cause_in_handover(const Evidence& e);
 /// The gradient of keys or values, to which queries of other cp ranks give nothing.
-[[nodiscard]] std::string cause_own_queries(const Evidence& e);
+[[nodiscard]] Cause cause_own_queries(const Evidence& e);
 /// The core of attention over the keys of cp ranks that come together in another order.
-[[nodiscard]] std::string cause_in_key_order(const Evidence& e);
+[[nodiscard]] Cause cause_in_key_order(const Evidence& e);
 /// The core of attention whose causal mask lets each query see a token more or less, or all.
-[[nodiscard]] std::string cause_in_causal_mask(const Evidence& e);
+[[nodiscard]] Cause cause_in_causal_mask(const Evidence& e);
 /// The output of an attention: its scores are a multiple of the right ones. It is computed again
 /// from the reference's queries, keys and values, where these are small.
-[[nodiscard]] std::string cause_in_scores(const Evidence& e);
+[[nodiscard]] Cause cause_in_scores(const Evidence& e);
 /// A loss of tokens that cp ranks share: each rank divides by its own count.
-[[nodiscard]] std::string cause_in_rank_means(const Evidence& e);
+[[nodiscard]] Cause cause_in_rank_means(const Evidence& e);
 /// A mask: ranks draw the same bits for different places.
-[[nodiscard]] std::string cause_in_masks(const Evidence& e);
+[[nodiscard]] Cause cause_in_masks(const Evidence& e);
 /// A module's output: it read its parameters as an earlier step left them, or those of another
 /// module, or the first elements of one hold what pads its predecessor.
-[[nodiscard]] std::string cause_in_weights_read(const Evidence& e);
+[[nodiscard]] Cause cause_in_weights_read(const Evidence& e);
 /// The values of another tensor of the same kind, step and micro-batch.
-[[nodiscard]] std::string cause_other_tensor(const Evidence& e);
+[[nodiscard]] Cause cause_other_tensor(const Evidence& e);
 /// A gradient, or a parameter after its step, that holds values of another one.
-[[nodiscard]] std::string cause_in_other_gradients(const Evidence& e);
+[[nodiscard]] Cause cause_in_other_gradients(const Evidence& e);
 /// Weights as read, bit by bit: the shard of another rank, or the share of several parts that were
 /// cut as one.
-[[nodiscard]] std::string cause_in_shards(const Evidence& e);
+[[nodiscard]] Cause cause_in_shards(const Evidence& e);
 /// Weights that are no part of the reference's, or values that were made from parts held out of
 /// rank order.
-[[nodiscard]] std::string cause_in_places(const Evidence& e);
+[[nodiscard]] Cause cause_in_places(const Evidence& e);
 /// Parts of an earlier tensor of the module, held out of rank order by just the ranks that are
 /// wrong.
-[[nodiscard]] std::string cause_in_order_of_parts(const Evidence& e);
+[[nodiscard]] Cause cause_in_order_of_parts(const Evidence& e);
 /// "off by 2 x bias = (tp - 1) x bias, the same for every token (bias is NAME)", if `row` is a
 /// multiple of a parameter.
-[[nodiscard]] std::string multiple_of_parameter(const Evidence& e, const Values& row);
+[[nodiscard]] Cause multiple_of_parameter(const Evidence& e, const Values& row);
 
 }  // namespace isoshard::detail

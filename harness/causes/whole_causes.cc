@@ -46,7 +46,7 @@ std::string holders_in_words(const Evidence& e, Axis axis, std::size_t copies) {
   const std::string name(name_of(axis));
   return static_cast<int>(copies) == e.actual.mesh.degree(axis)
              ? name
-             : fmt::format("the {} ranks that share a part", name);
+             : phrase(PhraseId::kRanksThatShareAPart, {{"axis", name}});
 }
 
 /// The combination of copies, all with clearly positive weights, that is nearest to the
@@ -100,8 +100,7 @@ std::string factor_of_scores(const Evidence& e, double factor) {
     const double root = std::sqrt(static_cast<double>(number));
     const bool is_root = is_near(factor, root, near);
     if (!is_root && !is_near(factor, 1 / root, near)) continue;
-    return fmt::format(" = {}sqrt({}): are attention scores scaled by it?", is_root ? "" : "1/",
-                       words);
+    return phrase(PhraseId::kRootOfScores, {{"inverse", is_root ? "" : "1/"}, {"number", words}});
   }
   return "";
 }
@@ -127,41 +126,43 @@ std::string factor_of_dropout(const Evidence& e, double factor) {
   if (kept == 1 || kDeviations * deviation > kMostUncertain ||
       std::fabs(seen - kept) > kDeviations * deviation)
     return "";
-  return fmt::format(", about the share that dropout keeps ({:.3g} of {}){}: what is kept is {}",
-                     kept, mask->key.name, factor < 1 ? "" : " in the denominator",
-                     factor < 1 ? "not divided by it" : "divided by it twice");
+  return phrase(
+      factor < 1 ? PhraseId::kShareThatDropoutKeeps : PhraseId::kShareThatDropoutKeepsTwice,
+      {{"kept", kept}, {"mask", mask->key.name}});
 }
 
 }  // namespace
 
-std::string cause_rank_local(const Evidence& e) {
+Cause cause_rank_local(const Evidence& e) {
   const View* bad = e.first_bad_view();
-  if (bad == nullptr) return "";
+  if (bad == nullptr) return {};
   double error = distance(bad->actual, bad->expected);
   for (const AxisDegree& axis : e.actual.mesh.axes()) {
     const std::vector<const View*> copies =
         axis.degree > 1 ? copies_along(e, *bad, axis.axis) : std::vector<const View*>{};
     if (copies.empty()) continue;
-    const std::string holders = holders_in_words(e, axis.axis, copies.size());
+    const auto holders =
+        NamedValue::words("holders", holders_in_words(e, axis.axis, copies.size()));
     Values sum = Values::zeros(bad->expected.shape());
     for (const View* copy : copies) sum = sum + copy->actual;
     if (e.explains(sum, bad->expected, error)) {
-      return fmt::format(
-          "rank-local partial over {} ({} copies differ, their sum equals the reference)", holders,
-          copies.size());
+      return make_cause(
+          CauseId::kRankLocalPartial,
+          {{"axis", name_of(axis.axis)}, holders, {"copies", copies.size()}});
     }
     for (const View* copy : copies) error = std::max(error, distance(copy->actual, copy->expected));
     if (e.explains(best_combination(copies), bad->expected, error)) {
-      return fmt::format("rank-local over {} ({} copies differ; combined they give the reference)",
-                         holders, copies.size());
+      return make_cause(
+          CauseId::kRankLocal,
+          {{"axis", name_of(axis.axis)}, holders, {"copies", copies.size()}});
     }
   }
-  return "";
+  return {};
 }
 
-std::string cause_mean_of_shards(const Evidence& e) {
+Cause cause_mean_of_shards(const Evidence& e) {
   const View* bad = e.first_bad_view();
-  if (bad == nullptr) return "";
+  if (bad == nullptr) return {};
   const double error = distance(bad->actual, bad->expected);
   for (const AxisDegree& axis : e.actual.mesh.axes()) {
     Values sum = Values::zeros(bad->expected.shape());
@@ -174,51 +175,55 @@ std::string cause_mean_of_shards(const Evidence& e) {
       sum = sum + view->expected;
     }
     if (fits && e.explains(sum / axis.degree, bad->actual, error)) {
-      return fmt::format("every shard is the mean of the {} shards over {} (best fit {:.2g})",
-                         axis.degree, name_of(axis.axis), e.result.comparison.stats.scale());
+      return make_cause(CauseId::kMeanOfShards,
+                        {{"shards", axis.degree},
+                         {"axis", name_of(axis.axis)},
+                         {"best_fit", e.result.comparison.stats.scale()}});
     }
   }
-  return "";
+  return {};
 }
 
-std::string cause_scale(const Evidence& e) {
+Cause cause_scale(const Evidence& e) {
   const Stats& s = e.result.comparison.stats;
   const std::vector<int>& ranks = e.bad_ranks();
   if (const auto factor = explained_factor(e, s)) {
-    std::string words = e.scale_words(*factor);
-    // A factor that a number of the run explains needs no other one.
-    if (words.find_first_of("=:") == std::string::npos) {
-      words += factor_of_dropout(e, *factor);
-      words += factor_of_scores(e, *factor);
-    }
-    if (ranks.size() >= e.held.size()) return words;
-    return fmt::format("{} on rank {}", words, fmt::join(ranks, ", "));
+    NamedValues more;
+    if (ranks.size() < e.held.size())
+      more.push_back(
+          NamedValue::words("on_ranks", phrase(PhraseId::kOnTheRanks, {{"ranks", ranks}})));
+    // only a factor that no number of the run explains has a place for it
+    more.push_back(NamedValue::words(
+        "hint", factor_of_dropout(e, *factor) + factor_of_scores(e, *factor)));
+    return e.scale_cause(*factor, std::move(more));
   }
   const Held* h = e.held_by(ranks.front());
-  if (h == nullptr || e.actual.mesh.world_size() == 1 || h->record->parts.empty()) return "";
-  if (const auto factor = explained_factor(e, stats_of(*h->record)))
-    return fmt::format("{} on rank {}", e.scale_words(*factor), h->rank->rank);
-  return "";
+  if (h == nullptr || e.actual.mesh.world_size() == 1 || h->record->parts.empty()) return {};
+  if (const auto factor = explained_factor(e, stats_of(*h->record))) {
+    const std::string on_rank = phrase(PhraseId::kOnTheRanks, {{"ranks", h->rank->rank}});
+    return e.scale_cause(*factor, {NamedValue::words("on_ranks", on_rank)});
+  }
+  return {};
 }
 
-std::string cause_offset(const Evidence& e) {
+Cause cause_offset(const Evidence& e) {
   const View* bad = e.first_bad_view();
-  if (bad == nullptr || bad->actual.numel() < 4) return "";
+  if (bad == nullptr || bad->actual.numel() < 4) return {};
   const Values difference = bad->actual - bad->expected;
   const double error = norm_of(difference), mean = difference.mean();
   if (norm_of(difference - mean) <= 0.05 * error)
-    return fmt::format("constant offset {:.4g} on rank {}", mean, bad->rank);
-  if (difference.dim() < 2) return "";
+    return make_cause(CauseId::kConstantOffset, {{"offset", mean}, {"rank", bad->rank}});
+  if (difference.dim() < 2) return {};
   const Values rows = difference.rows();
-  if (rows.size(0) < 4 || distance(rows, rows.mean(0)) > 0.05 * error) return "";
-  if (std::string text = multiple_of_parameter(e, rows.mean(0)); !text.empty()) return text;
-  return fmt::format("off by the same row everywhere on rank {}", bad->rank);
+  if (rows.size(0) < 4 || distance(rows, rows.mean(0)) > 0.05 * error) return {};
+  if (Cause cause = multiple_of_parameter(e, rows.mean(0)); !cause.empty()) return cause;
+  return make_cause(CauseId::kSameRowAdded, {{"rank", bad->rank}});
 }
 
-std::string cause_zeros(const Evidence& e) {
+Cause cause_zeros(const Evidence& e) {
   constexpr std::int64_t kLeastRight = 8;
   // what came from another stage is told with both stages
-  if (!cause_in_handover(e).empty()) return "";
+  if (!cause_in_handover(e).empty()) return {};
   const double near = 4 * std::min(e.tolerance(), 0.02);
   std::int64_t zeros = 0, right = 0;
   std::set<std::int64_t> rows;
@@ -232,23 +237,23 @@ std::string cause_zeros(const Evidence& e) {
       const double seen = own.flat()[static_cast<std::size_t>(i)],
                    value = wanted.flat()[static_cast<std::size_t>(i)];
       const bool is_right = std::fabs(seen - value) <= near * std::max(std::fabs(value), typical);
-      if (!is_right && seen != 0) return "";
+      if (!is_right && seen != 0) return {};
       if (is_right && value != 0) ++right;
       if (is_right || is_copy) continue;
       ++zeros;
       rows.insert(view->box.global_offset[0] + i / std::max<std::int64_t>(numel / own.size(0), 1));
     }
   }
-  if (zeros == 0 || right < kLeastRight) return "";
-  return fmt::format("{} element{} that should not be {} 0, the others right (in row{} {}){}",
-                     zeros, zeros == 1 ? "" : "s", zeros == 1 ? "is" : "are",
-                     rows.size() == 1 ? "" : "s", some_of(rows), e.on_bad_ranks());
+  if (zeros == 0 || right < kLeastRight) return {};
+  return make_cause(CauseId::kZeros, {{"zeros", zeros},
+                                      {"rows", rows},
+                                      NamedValue::words("first_rows", some_of(rows)),
+                                      e.on_bad_ranks()});
 }
 
-std::string cause_differing_copies(const Evidence& e) {
-  return e.result.differing_axes.empty()
-             ? ""
-             : fmt::format("copies differ over {}", join_axes(e.result.differing_axes));
+Cause cause_differing_copies(const Evidence& e) {
+  if (e.result.differing_axes.empty()) return {};
+  return make_cause(CauseId::kCopiesDiffer, {{"axes", join_axes(e.result.differing_axes)}});
 }
 
 }  // namespace isoshard::detail

@@ -324,12 +324,14 @@ std::vector<const View*> Evidence::bad_views() const {
   return bad;
 }
 
-std::string Evidence::on_bad_ranks() const {
-  if (bad_ranks().size() >= held.size()) return "";
-  if (const auto axis = axis_of(bad_ranks()))
-    return " on " + coordinates_in_words(bad_ranks(), *axis);
-  return fmt::format(" on rank{} {}", bad_ranks().size() == 1 ? "" : "s",
-                     fmt::join(bad_ranks(), ", "));
+NamedValue Evidence::on_bad_ranks() const {
+  const auto words = [&]() -> std::string {
+    if (bad_ranks().size() >= held.size()) return "";
+    if (const auto axis = axis_of(bad_ranks()))
+      return phrase(PhraseId::kOn, {{"where", coordinates_in_words(bad_ranks(), *axis)}});
+    return phrase(PhraseId::kOnRanks, {{"ranks", bad_ranks()}});
+  };
+  return NamedValue::words("on_ranks", words());
 }
 
 int Evidence::num_micro_batches() const {
@@ -362,30 +364,31 @@ std::optional<std::string> Evidence::formula_of(double factor, double relative) 
     if (const auto power = power_of_two(factor)) fitting.push_back(*power);
   }
   if (fitting.empty()) return std::nullopt;
-  return fmt::format("{:.4g} = {}", factor, fmt::join(fitting, " or "));
+  return fmt::format("{}", fmt::join(fitting, " or "));
 }
 
-std::string Evidence::scale_words(double factor) const {
-  const double ratio = clip_ratio();
-  if (stage_of(wanted.key) > Stage::kGradNorm && ratio > 1 && is_near(factor, ratio, 0.01)) {
-    return fmt::format("scale {:.4g} = norm / max_norm: clipping not applied", factor);
-  }
-  if (stage_of(wanted.key) > Stage::kGradNorm && ratio > 1 && is_near(factor, 1 / ratio, 1e-3))
-    return fmt::format("scale {:.4g} = max_norm / norm: clipped twice", factor);
-  const double below = norm_over_limit(wanted.key.step);
-  if (stage_of(wanted.key) > Stage::kGradNorm && below < 1 && is_near(factor, 1 / below, 1e-3))
-    return fmt::format(
-        "scale {:.4g} = max_norm / norm: gradients whose norm is below the limit are scaled up to "
-        "it",
-        factor);
-  const auto formula = formula_of(factor);
-  if (formula.has_value()) return "scale " + *formula;
+Cause Evidence::scale_cause(double factor, NamedValues more) const {
+  const auto made = [&](CauseId id, NamedValues values) {
+    values.emplace_back("scale", factor);
+    values.insert(values.end(), more.begin(), more.end());
+    return make_cause(id, std::move(values));
+  };
+  const double ratio = clip_ratio(), below = norm_over_limit(wanted.key.step);
+  const bool is_clipped = stage_of(wanted.key) > Stage::kGradNorm;
+  if (is_clipped && ratio > 1 && is_near(factor, ratio, 0.01))
+    return made(CauseId::kClippingNotApplied, {});
+  if (is_clipped && ratio > 1 && is_near(factor, 1 / ratio, 1e-3))
+    return made(CauseId::kClippedTwice, {});
+  if (is_clipped && below < 1 && is_near(factor, 1 / below, 1e-3))
+    return made(CauseId::kScaledUpToLimit, {});
+  if (const auto formula = formula_of(factor))
+    return made(CauseId::kScaleOfFormula, {{"formula", *formula}});
   if (const auto step = norm_clipped_by(factor))
-    return fmt::format("scale {:.4g}: clipped by the norm of step {}", factor, *step);
-  const std::string digits = fmt::format("{:.4g}", factor);
-  return digits != "1" || factor == 1
-             ? "scale " + digits
-             : fmt::format("scale 1 {} {:.2g}", factor < 1 ? '-' : '+', std::abs(factor - 1));
+    return made(CauseId::kClippedByOtherNorm, {{"step", *step}});
+  const bool looks_like_one = fmt::format("{:.4g}", factor) == "1" && factor != 1;
+  if (!looks_like_one) return made(CauseId::kScale, {});
+  return made(CauseId::kScaleNearOne, {{"sign", factor < 1 ? "-" : "+"},
+                                       {"away", std::abs(factor - 1)}});
 }
 
 double Evidence::clip_ratio() const {
@@ -417,8 +420,7 @@ std::optional<int> Evidence::norm_clipped_by(double factor) const {
 std::string Evidence::coordinates_in_words(const std::vector<int>& ranks, Axis axis) const {
   std::set<int> coordinates;
   for (const int rank : ranks) coordinates.insert(actual.mesh.coordinate(rank, axis));
-  return fmt::format("{} rank{} {}", name_of(axis), coordinates.size() == 1 ? "" : "s",
-                     fmt::join(coordinates, ", "));
+  return phrase(PhraseId::kCoordinates, {{"axis", name_of(axis)}, {"coordinates", coordinates}});
 }
 
 std::optional<Axis> Evidence::axis_of(const std::vector<int>& ranks) const {

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "harness/causes/view/values.h"
+#include "harness/ids/cause.h"
 #include "harness/verdict/tensor_judge.h"
 
 namespace isoshard::detail {
@@ -61,11 +62,12 @@ class Evidence {
 
   /// "micro-batches": how often activations or data passed in the tensor's step.
   [[nodiscard]] int num_micro_batches() const;
-  /// "3 = tp", "0.25 = 1/micro-batches", "1.526e-05 = 2^-16"; nothing if the factor fits no formula
-  /// of the run's numbers.
+  /// "tp" for 3, "1/micro-batches" for 0.25, "2^-16" for 1.526e-05; nothing if the factor fits no
+  /// formula of the run's numbers.
   [[nodiscard]] std::optional<std::string> formula_of(double factor, double relative = 0.02) const;
-  /// "scale 3 = tp", "scale 2 = norm / max_norm: clipping not applied", "scale 1.37".
-  [[nodiscard]] std::string scale_words(double factor) const;
+  /// A cause for a factor: "scale 3 = tp", "scale 2 = norm / max_norm: clipping not applied", "scale
+  /// 1.37". `more` are further values of its row.
+  [[nodiscard]] Cause scale_cause(double factor, NamedValues more = {}) const;
   /// The reference's gradient norm over the norm to clip to; 1 if nothing is clipped or it is not
   /// known.
   [[nodiscard]] double clip_ratio() const;
@@ -74,8 +76,9 @@ class Evidence {
   /// The axis along which being in `ranks` or not is decided by the coordinate alone, if there is
   /// one.
   [[nodiscard]] std::optional<Axis> axis_of(const std::vector<int>& ranks) const;
-  /// " on tp rank 1", " on ranks 1, 2"; empty if all that hold the tensor are wrong.
-  [[nodiscard]] std::string on_bad_ranks() const;
+  /// The placeholder on_ranks: " on tp rank 1", " on ranks 1, 2"; empty if all that hold the tensor
+  /// are wrong.
+  [[nodiscard]] NamedValue on_bad_ranks() const;
   /// The box that a rank holds of a record with the wanted tensor's shape, without what pads it, in
   /// fp64; of flat ranges the largest one. Nothing if it holds several boxes, a summand, or a box
   /// of another shape.

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+/// The table of causes: names are stable and unique, and texts are filled by name.
+#include "harness/ids/cause.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "core/base/error.h"
+
+namespace isoshard {
+namespace {
+
+TEST(Causes, HaveUniqueNamesThatParseBack) {
+  std::set<std::string> names;
+  for (const CauseId id : all_causes()) {
+    const std::string name(name_of(id));
+    EXPECT_TRUE(names.insert(name).second) << name;
+    EXPECT_EQ(parse_cause_id(name), id) << name;
+    EXPECT_TRUE(std::ranges::all_of(
+        name, [](char c) { return c == '_' || (c >= 'a' && c <= 'z'); }))
+        << name;
+  }
+  EXPECT_THROW((void)parse_cause_id("scael"), UsageError);
+}
+
+TEST(Causes, FillPlaceholdersByName) {
+  const Cause cause = make_cause(CauseId::kScaleOfFormula, {{"formula", "tp"}, {"scale", 3.0}});
+  EXPECT_EQ(cause.text, "scale 3 = tp");
+  EXPECT_EQ(cause.number("scale"), 3);
+  EXPECT_EQ(cause.number("formula"), std::nullopt);
+  EXPECT_EQ(cause.number("other"), std::nullopt);
+}
+
+TEST(Causes, ChooseBetweenOneAndSeveral) {
+  const auto zeros = [](std::int64_t count, std::vector<std::int64_t> rows) {
+    return make_cause(CauseId::kZeros, {{"zeros", count},
+                                        {"rows", rows},
+                                        NamedValue::words("first_rows", "4"),
+                                        NamedValue::words("on_ranks", " on rank 1")})
+        .text;
+  };
+  EXPECT_EQ(zeros(1, {4}),
+            "1 element that should not be is 0, the others right (in row 4) on rank 1");
+  EXPECT_EQ(zeros(2, {4, 5}),
+            "2 elements that should not be are 0, the others right (in rows 4) on rank 1");
+}
+
+TEST(Causes, KeepWordsOfTheSentenceOutOfTheData) {
+  EXPECT_FALSE(NamedValue::words("on_ranks", " on rank 1").is_data);
+  EXPECT_TRUE(NamedValue("axis", "tp").is_data);
+}
+
+}  // namespace
+}  // namespace isoshard
