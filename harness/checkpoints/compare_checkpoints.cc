@@ -232,8 +232,10 @@ class Comparison {
       replace(finding.evidence, "; first on rank 0 at ", "; first at ");
       finding.ranks.clear();
       if (num_causes++ >= kMaxCauses) continue;
-      if (const std::string cause = causes.cause_of(finding.key.name); !cause.empty())
-        finding.diagnosis = cause;
+      if (Cause cause = causes.cause_of(finding.key.name); !cause.empty()) {
+        finding.diagnosis = cause.text;
+        finding.cause = std::move(cause);
+      }
     }
     for (std::vector<std::string>* list :
          {&verdict.missing, &verdict.extra, &verdict.not_recorded}) {

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "harness/checkpoints/stored_causes.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cstring>
 #include <set>
@@ -45,8 +42,8 @@ bool is_transposed(const HostTensor& reference, const HostTensor& actual) {
 }
 
 /// Dim 0 in 2 to kMaxParts equal parts, each of which lies at another place than it should.
-std::string order_of_parts(const HostTensor& reference, const HostTensor& actual) {
-  if (reference.shape != actual.shape || reference.shape.empty()) return "";
+Cause order_of_parts(const HostTensor& reference, const HostTensor& actual) {
+  if (reference.shape != actual.shape || reference.shape.empty()) return {};
   for (std::int64_t parts = 2; parts <= kMaxParts; ++parts) {
     if (reference.shape[0] % parts != 0) continue;
     const std::size_t bytes = reference.bytes.size() / static_cast<std::size_t>(parts);
@@ -62,16 +59,15 @@ std::string order_of_parts(const HostTensor& reference, const HostTensor& actual
       }
     }
     if (static_cast<std::int64_t>(order.size()) == parts)
-      return fmt::format("the {} of dim 0 are in the order {}",
-                         parts == 2 ? "halves" : fmt::format("{} parts", parts),
-                         fmt::join(order, ", "));
+      return make_cause(parts == 2 ? CauseId::kHalvesExchanged : CauseId::kPartsInOtherOrder,
+                        {{"parts", parts}, {"order", order}});
   }
-  return "";
+  return {};
 }
 
 }  // namespace
 
-std::string StoredCauses::other_tensor(const std::string& name, const HostTensor& actual) {
+Cause StoredCauses::other_tensor(const std::string& name, const HostTensor& actual) {
   if (names_by_digest_.empty()) {
     for (const auto& [other, tensor] : reference_) {
       const HostTensor value = tensor.read();
@@ -88,22 +84,22 @@ std::string StoredCauses::other_tensor(const std::string& name, const HostTensor
     const auto theirs = actual_.find(at->second);
     if (theirs != actual_.end() &&
         is_equal(theirs->second.read().bytes, reference_.find(name)->second.read().bytes))
-      return fmt::format("{} and {} are exchanged", std::min(name, at->second),
-                         std::max(name, at->second));
-    return fmt::format("equals {} of the reference", at->second);
+      return make_cause(CauseId::kTensorsExchanged, {{"first", std::min(name, at->second)},
+                                                     {"second", std::max(name, at->second)}});
+    return make_cause(CauseId::kEqualsOtherTensor, {{"tensor", at->second}});
   }
-  return "";
+  return {};
 }
 
-std::string StoredCauses::cause_of(const std::string& name) {
+Cause StoredCauses::cause_of(const std::string& name) {
   const auto wanted = reference_.find(name), held = actual_.find(name);
   if (wanted == reference_.end() || held == actual_.end() ||
       wanted->second.dtype != held->second.dtype)
-    return "";
+    return {};
   const HostTensor reference = wanted->second.read(), actual = held->second.read();
-  if (is_constant(actual)) return "";
-  if (std::string text = other_tensor(name, actual); !text.empty()) return text;
-  if (is_transposed(reference, actual)) return "transposed";
+  if (is_constant(actual)) return {};
+  if (Cause cause = other_tensor(name, actual); !cause.empty()) return cause;
+  if (is_transposed(reference, actual)) return make_cause(CauseId::kTransposed);
   return order_of_parts(reference, actual);
 }
 

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "harness/checkpoints/stored_checkpoint.h"
+#include "harness/ids/cause.h"
 
 namespace isoshard {
 
@@ -19,16 +20,13 @@ class StoredCauses {
   StoredCauses(const StoredTensors& reference, const StoredTensors& actual)
       : reference_(reference), actual_(actual) {}
 
-  /// Of a tensor that both have and that differs, "" or, bit by bit:
-  ///
-  ///   A and B are exchanged | equals A of the reference
-  ///   transposed
-  ///   the halves (the n parts) of dim 0 are in the order 1, 0
-  /// Tensors of one value all over are not told apart.
-  [[nodiscard]] std::string cause_of(const std::string& name);
+  /// The cause for a tensor that both have and that differs, if its bits are those of another
+  /// tensor, of the transposed one, or of parts of dim 0 in another order. Tensors of one value all
+  /// over are not told apart.
+  [[nodiscard]] Cause cause_of(const std::string& name);
 
  private:
-  [[nodiscard]] std::string other_tensor(const std::string& name, const HostTensor& actual);
+  [[nodiscard]] Cause other_tensor(const std::string& name, const HostTensor& actual);
 
   const StoredTensors &reference_, &actual_;
   std::multimap<std::uint64_t, std::string> names_by_digest_;  ///< of the reference

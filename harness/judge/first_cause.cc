@@ -3,7 +3,6 @@
 #include "harness/judge/first_cause.h"
 
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <optional>
@@ -22,7 +21,7 @@ namespace isoshard::detail {
 namespace {
 
 std::pair<int, int> count_same(const Verdict& verdict, const Causes& causes, const RecordKey& key,
-                               const std::string& cause) {
+                               const Cause& cause) {
   int same = 0, all = 0;
   for (const TensorComparison& tensor : verdict.tensors) {
     if (tensor.key.step != key.step || tensor.key.kind != key.kind || tensor.key.call != key.call ||
@@ -39,7 +38,7 @@ std::pair<int, int> count_same(const Verdict& verdict, const Causes& causes, con
 /// " (q_proj.weight, k_proj.weight)": of which parameters the step has the cause, if they are of
 /// few kinds; empty if they are of more.
 std::string kinds_with(const Verdict& verdict, const Causes& causes, const RecordKey& key,
-                       const std::string& cause) {
+                       const Cause& cause) {
   constexpr std::size_t kMost = 3;
   std::vector<std::string> kinds;
   for (const TensorComparison& tensor : verdict.tensors) {
@@ -56,7 +55,7 @@ std::string kinds_with(const Verdict& verdict, const Causes& causes, const Recor
         before == std::string::npos ? other.name : other.name.substr(before + 1);
     if (std::ranges::find(kinds, kind) == kinds.end()) kinds.push_back(kind);
   }
-  return kinds.size() > kMost ? "" : fmt::format(" ({})", fmt::join(kinds, ", "));
+  return kinds.size() > kMost ? "" : phrase(PhraseId::kInBrackets, {{"items", kinds}});
 }
 
 std::string_view point_of(std::string_view name) {
@@ -66,7 +65,7 @@ std::string_view point_of(std::string_view name) {
 
 /// Of the records of this step and call whose names end alike: one for each layer.
 std::pair<int, int> count_same_point(const Verdict& verdict, const Causes& causes,
-                                     const RecordKey& key, const std::string& cause) {
+                                     const RecordKey& key, const Cause& cause) {
   int same = 0, all = 0;
   for (const TensorComparison& tensor : verdict.tensors) {
     const RecordKey& other = tensor.key;
@@ -82,7 +81,7 @@ std::pair<int, int> count_same_point(const Verdict& verdict, const Causes& cause
 
 /// Of the masks that were drawn again in this step and call.
 std::pair<int, int> count_recomputed(const Verdict& verdict, const Causes& causes,
-                                     const RecordKey& key, const std::string& cause) {
+                                     const RecordKey& key, const Cause& cause) {
   int same = 0, all = 0;
   for (const TensorComparison& tensor : verdict.tensors) {
     if (tensor.key.step != key.step || tensor.key.call != key.call ||
@@ -102,7 +101,7 @@ std::string gradient_words(const Verdict& verdict, int step) {
                (tensor.stage == Stage::kActivationGrad || tensor.stage == Stage::kParameterGrad) &&
                !tensor.within;
       });
-  return wrong ? ", gradients wrong" : "";
+  return wrong ? phrase(PhraseId::kGradientsWrong) : "";
 }
 
 std::string forward_words(const Verdict& verdict, int step) {
@@ -114,7 +113,14 @@ std::string forward_words(const Verdict& verdict, int step) {
     exact = exact && tensor.stats.unequal_values == 0;
   }
   if (!any) return "";
-  return exact ? "; forward exact" : "; forward right";
+  return phrase(exact ? PhraseId::kForwardExact : PhraseId::kForwardRight);
+}
+
+/// The cause of a finding, as one of the tensor `of`.
+void explain(Finding& finding, const RecordKey& of, Cause cause) {
+  finding.diagnosis =
+      phrase(PhraseId::kCauseOf, {{"tensor", subject_of(of)}, {"cause", cause.text}});
+  finding.cause = std::move(cause);
 }
 
 /// Where no pattern fits the first finding, another one of its step and stage may say why.
@@ -124,7 +130,8 @@ void borrow_cause(std::vector<Finding>& findings) {
   for (const Finding& other : findings) {
     if (other.key.step != first.key.step || other.stage != first.stage) return;
     if (other.diagnosis.empty() || other.key == first.key) continue;
-    first.diagnosis = "of another tensor of this stage, " + other.diagnosis;
+    first.cause = other.cause;
+    first.diagnosis = phrase(PhraseId::kOfAnotherTensor, {{"diagnosis", other.diagnosis}});
     return;
   }
 }
@@ -166,21 +173,20 @@ class Diagnosis {
   /// Of what was not compared, as the reference has no such record.
   void name_unwanted(Finding& finding) const {
     if (run_.reference.find(finding.key) != nullptr) return;
-    const std::string cause = cause_of_unwanted(run_.reference, finding.key);
-    if (!cause.empty()) finding.diagnosis = fmt::format("{}: {}", subject_of(finding.key), cause);
+    if (Cause cause = cause_of_unwanted(run_.reference, finding.key); !cause.empty())
+      explain(finding, finding.key, std::move(cause));
   }
 
   void diagnose_one(OrderedFinding& ordered) {
     const RecordKey& key = ordered.finding.key;
-    std::string cause = first_draw_of(key).has_value()
-                            ? std::string("recomputed mask differs from the forward mask")
-                            : cause_of(ordered);
+    Cause cause = first_draw_of(key).has_value() ? make_cause(CauseId::kRecomputedMaskDiffers)
+                                                 : cause_of(ordered);
     if (cause.empty()) return;
-    ordered.finding.diagnosis = fmt::format("{}: {}", subject_of(key), cause);
-    causes_[key] = std::move(cause);
+    causes_[key] = cause;
+    explain(ordered.finding, key, std::move(cause));
   }
 
-  std::string cause_of(const OrderedFinding& ordered) {
+  Cause cause_of(const OrderedFinding& ordered) {
     const RecordKey& key = ordered.finding.key;
     return diagnose(run_.reference, wanted_of(run_.reference, key, run_.options)->record,
                     run_.actual, run_.held.at(key), *ordered.result, run_.options, fitting_);
@@ -196,18 +202,21 @@ class Diagnosis {
     if (!final.has_value() || tensor_of(first.key) == run_.tensors.end()) return;
     const auto cause = causes_.find(*final);
     if (cause != causes_.end()) {
-      first.diagnosis = fmt::format("{}: {}", subject_of(*final), cause->second);
+      explain(first, *final, cause->second);
       return;
     }
-    std::vector<std::string> words;
-    if (findings_.front().result != nullptr) words.push_back(cause_of(findings_.front()));
+    if (findings_.front().result != nullptr) {
+      if (Cause own = cause_of(findings_.front()); !own.empty())
+        explain(first, *final, std::move(own));
+    }
     const auto tensor = tensor_of(*final);
-    if (tensor != run_.tensors.end() && tensor->within)
-      words.push_back(
-          fmt::format("wrong after micro-batch {}, right at the end of the step", first.key.call));
-    std::erase(words, "");
-    if (!words.empty())
-      first.diagnosis = fmt::format("{}: {}", subject_of(*final), fmt::join(words, "; "));
+    if (tensor == run_.tensors.end() || !tensor->within) return;
+    Cause between =
+        make_cause(CauseId::kRightAtEndOfStep, {{"micro_batch", first.key.call}});
+    if (first.cause.empty())
+      explain(first, *final, std::move(between));
+    else
+      first.diagnosis += phrase(PhraseId::kFurther, {{"words", between.text}});
   }
 
   std::vector<OrderedFinding>& findings_;
@@ -229,29 +238,32 @@ void summarise_first(Verdict& verdict, const Causes& causes) {
   Finding& first = verdict.findings.front();
   const RecordKey diagnosed = final_gradient_of(first.key).value_or(first.key);
   const auto found = causes.find(diagnosed);
-  const std::string cause = found == causes.end() ? "" : found->second;
+  const Cause cause = found == causes.end() ? Cause() : found->second;
+  const auto shared_by = [](const std::pair<int, int>& counts, const std::string& kinds) {
+    return phrase(PhraseId::kTheSameFor,
+                  {{"same", counts.first}, {"all", counts.second}, {"kinds", kinds}});
+  };
   if (first.stage == Stage::kParameterGrad || first.stage == Stage::kParameterAfterStep ||
       first.stage == Stage::kReplicaDrift || first.stage == Stage::kClippedGrad) {
-    const auto [same, all] = count_same(verdict, causes, diagnosed, cause);
-    if (same == all && all > 1) {
-      first.diagnosis = fmt::format("{} of all parameters: {}",
-                                    first.stage == Stage::kParameterGrad ? "gradients"
-                                    : first.stage == Stage::kClippedGrad ? "clipped gradients"
-                                                                         : "values after the step",
-                                    cause);
-    } else if (same > 1) {
-      first.diagnosis += fmt::format("; the same for {} of {}{}", same, all,
-                                     kinds_with(verdict, causes, diagnosed, cause));
+    const auto counts = count_same(verdict, causes, diagnosed, cause);
+    if (counts.first == counts.second && counts.second > 1) {
+      const PhraseId all = first.stage == Stage::kParameterGrad ? PhraseId::kOfAllGradients
+                           : first.stage == Stage::kClippedGrad ? PhraseId::kOfAllClippedGradients
+                                                                : PhraseId::kOfAllParameters;
+      first.diagnosis = phrase(all, {{"cause", cause.text}});
+    } else if (counts.first > 1) {
+      first.diagnosis += shared_by(counts, kinds_with(verdict, causes, diagnosed, cause));
     }
   }
   if (first.stage == Stage::kMasks && !first_draw_of(first.key).has_value()) {
     const auto [same, all] = count_same_point(verdict, causes, first.key, cause);
-    first.diagnosis += fmt::format(" ({}, {} of {})", point_of(first.key.name), same, all);
+    first.diagnosis += phrase(
+        PhraseId::kOfPoints, {{"point", point_of(first.key.name)}, {"same", same}, {"all", all}});
   }
   if (first_draw_of(first.key).has_value()) {
-    const auto [same, all] = count_recomputed(verdict, causes, first.key, cause);
+    const auto counts = count_recomputed(verdict, causes, first.key, cause);
     // where values are recorded again, and no mask is, there is nothing to count
-    if (all > 0) first.diagnosis += fmt::format("; the same for {} of {}", same, all);
+    if (counts.second > 0) first.diagnosis += shared_by(counts, "");
     first.diagnosis +=
         forward_words(verdict, first.key.step) + gradient_words(verdict, first.key.step);
   }

@@ -7,13 +7,14 @@
 #include <string>
 #include <vector>
 
+#include "harness/ids/cause.h"
 #include "harness/verdict/tensor_judge.h"
 #include "harness/verdict/verdict.h"
 
 namespace isoshard::detail {
 
 /// The cause of each finding that was diagnosed.
-using Causes = std::map<RecordKey, std::string>;
+using Causes = std::map<RecordKey, Cause>;
 
 struct OrderedFinding {
   std::int64_t order;

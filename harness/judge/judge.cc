@@ -243,8 +243,9 @@ class Judge {
       }
       add_coverage_finding(wanted.key, wanted.order, "was recorded by no rank",
                            detail::ranks_near(actual_, wanted.key), verdict_.missing);
-      findings_.back().finding.diagnosis =
-          detail::cause_of_missing(reference_, actual_, wanted.key);
+      Finding& missing = findings_.back().finding;
+      missing.cause = detail::cause_of_missing(reference_, actual_, wanted.key);
+      missing.diagnosis = missing.cause.text;
       return;
     }
     const std::vector<Held>& held = found->second;

@@ -15,6 +15,7 @@
 
 #include "core/base/error.h"
 #include "core/mesh/mesh_words.h"
+#include "harness/ids/cause.h"
 #include "harness/trace/collective_calls.h"
 #include "harness/trace/numbers.h"
 #include "harness/trace/parts.h"
@@ -74,9 +75,9 @@ class OwnJudge {
       if (is_read)
         diagnose_read(result_.findings.back());
       else
-        result_.findings.back().diagnosis = fmt::format(
-            "computed again otherwise than in forward: {} of {} activations of that step",
-            count_recomputed(wrong, key.step), recomputed_.at(key.step).size());
+        explain(make_cause(CauseId::kRecomputedActivationsDiffer,
+                           {{"wrong", count_recomputed(wrong, key.step)},
+                            {"all", recomputed_.at(key.step).size()}}));
     }
     if (policy_.collectives) require_read_again();
     judge_collectives();
@@ -146,6 +147,13 @@ class OwnJudge {
     });
   }
 
+  /// Gives the last finding its cause.
+  void explain(Cause cause) {
+    Finding& last = result_.findings.back();
+    last.diagnosis = cause.text;
+    last.cause = std::move(cause);
+  }
+
   /// Whether the ranks read what the parameter was one step earlier.
   void diagnose_read(Finding& finding) {
     const std::string parameter = *parameter_read(finding.key);
@@ -157,8 +165,11 @@ class OwnJudge {
         if (found == earlier.end() || found->second != digests) return;
       }
     }
-    finding.diagnosis = fmt::format("parameters read in step {}: {} stale by 1 step on {}",
-                                    finding.key.step, parameter, words_of_ranks(finding.ranks));
+    explain(make_cause(CauseId::kParameterReadStale,
+                       {{"step", finding.key.step},
+                        {"parameter", parameter},
+                        {"steps", 1},
+                        NamedValue::words("where", words_of_ranks(finding.ranks))}));
   }
 
   /// By place, what ranks recorded of a parameter last in a step; before step 0, first in it.
@@ -232,10 +243,10 @@ class OwnJudge {
             {rank});
         // a rank that records no calls at all may make all of them
         if (has_calls(r, step))
-          result_.findings.back().diagnosis = fmt::format(
-              "no call along {} is there, but along other axes: {} must be made, first {}; is "
-              "nothing exchanged there?",
-              name_of(axis), expected.size(), describe(expected.front().call));
+          explain(make_cause(CauseId::kNoCallAlongAxis,
+                             {{"axis", name_of(axis)},
+                              {"calls", expected.size()},
+                              {"first", describe(expected.front().call)}}));
       }
       return 0;
     }
@@ -252,7 +263,7 @@ class OwnJudge {
                       name_of(axis)),
           {rank});
       if (mismatch.has_value() && is_made_again(run_.ranks[r], record, mismatch->index))
-        result_.findings.back().diagnosis = fmt::format("call {} is made again", mismatch->index);
+        explain(make_cause(CauseId::kCallMadeAgain, {{"call", mismatch->index}}));
     }
     return record.local_shape.empty() ? 0 : record.local_shape.front();
   }

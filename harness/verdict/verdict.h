@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "harness/evidence/evidence.h"
+#include "harness/ids/cause.h"
 #include "harness/trace/judge_policy.h"
 #include "harness/trace/reference.h"
 #include "harness/trace/stage.h"
@@ -115,7 +116,8 @@ struct Finding {
   Stage stage = Stage::kForward;
   std::string what;      ///< "forward at model.embed_tokens: copies differ over tp"
   std::string evidence;  ///< numbers: error against allowed, first bad index with both values
-  /// Likely cause in the words of the fault catalogue; empty if no pattern fits.
+  Cause cause;  ///< the likely one; none if no pattern fits
+  /// The cause in words, with its tensor and what is around it; empty if no pattern fits.
   std::string diagnosis;
   std::vector<int> ranks;  ///< where it shows; the first one is the first rank to diverge
   bool confirmed = false;  ///< the controller repeated the comparison on the kept bytes

@@ -34,7 +34,8 @@ Finding finding_at(const RunDifference& where) {
 
 /// A cause without what it says of the forward pass, which holds within tolerances only.
 std::string without_forward_words(std::string diagnosis) {
-  for (const std::string_view words : {"; forward right", "; forward exact"}) {
+  for (const PhraseId id : {PhraseId::kForwardRight, PhraseId::kForwardExact}) {
+    const std::string words = phrase(id);
     if (diagnosis.ends_with(words)) diagnosis.erase(diagnosis.size() - words.size());
   }
   return diagnosis;
@@ -75,8 +76,10 @@ void SubjectRuns::settle(Verdict& verdict) const {
   if (not_emulated_.has_value())
     finding.evidence +=
         fmt::format("; run 1 is not the emulated reference: {}", not_emulated_->describe());
-  finding.diagnosis = fmt::format("not repeatable: run {} of {} differs from run 1", run,
-                                  verdict.subject.empty() ? "the subject" : verdict.subject);
+  finding.cause = make_cause(
+      CauseId::kNotRepeatable,
+      {{"run", run}, {"subject", verdict.subject.empty() ? "the subject" : verdict.subject}});
+  finding.diagnosis = finding.cause.text;
   std::string reason =
       fmt::format("not repeatable: run {} differs from run 1, first {}", run, where.describe());
   diverge(verdict, std::move(finding), std::move(reason));
@@ -106,6 +109,7 @@ Verdict with_cause_of(Verdict exact, const Verdict& within) {
   if (exact.findings.empty() || within.findings.empty()) return exact;
   Finding& first = exact.findings.front();
   if (!first.diagnosis.empty()) return exact;
+  first.cause = within.findings.front().cause;
   first.diagnosis = without_forward_words(within.findings.front().diagnosis);
   exact.reason = words_of_first(first, exact.mesh);
   return exact;

@@ -5,7 +5,10 @@
 #include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
+#include <string>
+#include <type_traits>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "harness/report/json/evidence_json.h"
@@ -62,11 +65,36 @@ json tensor_json(const TensorComparison& t) {
   return j;
 }
 
+/// Numbers and words apart, so that a reader need not look at types.
+json cause_json(const Cause& cause) {
+  if (cause.empty()) return nullptr;
+  json numbers_of_it = json::object(), words = json::object();
+  for (const NamedValue& value : cause.values) {
+    if (!value.is_data) continue;
+    std::visit(
+        [&](const auto& held) {
+          using T = std::decay_t<decltype(held)>;
+          if constexpr (std::is_same_v<T, double>)
+            numbers_of_it[value.name] = json_number(held);
+          else if constexpr (std::is_same_v<T, std::vector<double>>)
+            numbers_of_it[value.name] = numbers(held);
+          else if constexpr (std::is_same_v<T, std::string> ||
+                             std::is_same_v<T, std::vector<std::string>>)
+            words[value.name] = held;
+          else
+            numbers_of_it[value.name] = held;
+        },
+        value.value);
+  }
+  return {{"id", name_of(cause.id)}, {"numbers", numbers_of_it}, {"words", words}};
+}
+
 json finding_json(const Finding& f) {
   json j = key_json(f.key);
   j["stage"] = name_of(f.stage);
   j["what"] = f.what;
   j["evidence"] = f.evidence;
+  j["cause"] = cause_json(f.cause);
   j["diagnosis"] = f.diagnosis;
   j["ranks"] = f.ranks;
   j["confirmed"] = f.confirmed;
