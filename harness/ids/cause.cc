@@ -91,6 +91,32 @@ std::string filled(std::string_view text, const NamedValues& values) {
   return made;
 }
 
+/// One or several numbers; empty for words.
+std::vector<double> numbers_of(const CauseValue& value) {
+  return std::visit(
+      [](const auto& v) -> std::vector<double> {
+        using T = std::decay_t<decltype(v)>;
+        if constexpr (std::is_arithmetic_v<T>) {
+          return {static_cast<double>(v)};
+        } else if constexpr (std::is_same_v<T, std::string>) {
+          return {};
+        } else if constexpr (std::is_arithmetic_v<typename T::value_type>) {
+          return std::vector<double>(v.begin(), v.end());
+        } else {
+          return {};
+        }
+      },
+      value);
+}
+
+bool fits(const CauseValue& expected, const CauseValue& seen, double relative) {
+  const std::vector<double> wanted = numbers_of(expected), got = numbers_of(seen);
+  if (wanted.empty()) return expected == seen;
+  return std::ranges::equal(wanted, got, [relative](double a, double b) {
+    return std::fabs(a - b) <= relative * std::fabs(a);
+  });
+}
+
 }  // namespace
 
 NamedValue NamedValue::words(std::string_view name, std::string words) {
@@ -130,6 +156,22 @@ std::optional<double> Cause::number(std::string_view name) const {
     return static_cast<double>(*whole);
   if (const auto* const real = std::get_if<double>(&found->value)) return *real;
   return std::nullopt;
+}
+
+std::string mismatch(const ExpectedCause& expected, const Cause& cause, double relative) {
+  if (cause.id != expected.id)
+    return fmt::format("the cause must be {}, got {}",
+                       expected.id == CauseId::kNone ? "none" : name_of(expected.id),
+                       cause.empty() ? "none" : name_of(cause.id));
+  for (const NamedValue& wanted : expected.values) {
+    const auto found = std::ranges::find(cause.values, wanted.name, &NamedValue::name);
+    if (found == cause.values.end())
+      return fmt::format("cause {} must have {}", name_of(cause.id), wanted.name);
+    if (!fits(wanted.value, found->value, relative))
+      return fmt::format("{} of cause {} must be {}, got {}", wanted.name, name_of(cause.id),
+                         formatted(wanted.value, ""), formatted(found->value, ""));
+  }
+  return {};
 }
 
 Cause make_cause(CauseId id, NamedValues values) {

@@ -96,6 +96,18 @@ struct Cause {
   }
 };
 
+/// What a cause must be: its id, and some of its values.
+struct ExpectedCause {
+  CauseId id = CauseId::kNone;
+  NamedValues values = {};
+};
+
+/// Why a cause is not the expected one: "the cause must be rank_local_partial, got scale", "axis
+/// must be tp, got dp"; empty if it is. Numbers may be off by `relative` of the expected ones;
+/// values that are not listed may be any.
+[[nodiscard]] std::string mismatch(const ExpectedCause& expected, const Cause& cause,
+                                   double relative = 0.005);
+
 /// Fills the row's text. A placeholder `{name}` or `{name:spec}` is replaced by the value, formatted
 /// as fmt does it; several values are joined by ", ". The specs s, es, is, has and its choose
 /// between one and several, by a number or by how many values there are: `{steps} step{steps:s}`,

@@ -49,6 +49,24 @@ TEST(Causes, ChooseBetweenOneAndSeveral) {
             "2 elements that should not be are 0, the others right (in rows 4) on rank 1");
 }
 
+TEST(Causes, AreComparedByIdAndListedValues) {
+  const Cause cause = make_cause(
+      CauseId::kRankLocalPartial,
+      {{"axis", "tp"}, NamedValue::words("holders", "tp"), {"copies", 3}, {"share", 0.25}});
+  const auto is_expected = [&](CauseId id, NamedValues values, double relative = 0.005) {
+    return mismatch({id, std::move(values)}, cause, relative).empty();
+  };
+  EXPECT_TRUE(is_expected(CauseId::kRankLocalPartial, {}));
+  EXPECT_TRUE(is_expected(CauseId::kRankLocalPartial, {{"axis", "tp"}, {"copies", 3}}));
+  EXPECT_TRUE(is_expected(CauseId::kRankLocalPartial, {{"share", 0.26}}, 0.06));
+  EXPECT_FALSE(is_expected(CauseId::kRankLocalPartial, {{"share", 0.26}}));
+  EXPECT_FALSE(is_expected(CauseId::kRankLocalPartial, {{"axis", "dp"}}));
+  EXPECT_FALSE(is_expected(CauseId::kRankLocalPartial, {{"copies", std::vector{3, 3}}}));
+  EXPECT_FALSE(is_expected(CauseId::kRankLocalPartial, {{"rank", 0}}));
+  EXPECT_FALSE(is_expected(CauseId::kRankLocal, {}));
+  EXPECT_FALSE(is_expected(CauseId::kNone, {}));
+}
+
 TEST(Causes, KeepWordsOfTheSentenceOutOfTheData) {
   EXPECT_FALSE(NamedValue::words("on_ranks", " on rank 1").is_data);
   EXPECT_TRUE(NamedValue("axis", "tp").is_data);

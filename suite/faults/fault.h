@@ -29,7 +29,7 @@ struct ExpectedDetection {
   /// once).
   std::string name;
   std::vector<int> ranks;  ///< ranks that may be named first
-  std::string diagnosis;   ///< must stand in the diagnosis
+  ExpectedCause cause;     ///< of the first finding
   int step = 0;            ///< of the first finding
 };
 
