@@ -18,6 +18,7 @@ namespace isoshard::detail {
 namespace {
 
 constexpr std::int64_t kMaxShift = 64;
+constexpr std::size_t kMostListed = 64;  ///< numbers of a list that are kept as data
 
 /// The whole reference along `dim`, cut to the view's box in every other dim.
 Values line_of(const Evidence& e, const View& view, std::int64_t dim) {
@@ -119,7 +120,6 @@ NamedValues permutation_of(const Evidence& e, const View& view, std::int64_t dim
                         : phrase(PhraseId::kPlaceHas, {{"place", own}, {"other", other}}));
   }
   NamedValues values = {{"slices", slices_of(e, view, dim)}, {"block", block}};
-  constexpr std::size_t kMostListed = 64;
   if (from.size() < kMostListed) values.emplace_back("order", from);
   if (words.empty()) return values;
   const std::string blocks =
@@ -187,9 +187,10 @@ Cause tokens_of_elsewhere(const Evidence& e, const View& view, double error) {
                                                        {"other_token", nearest[i] % length}}));
   }
   if (words.empty()) return {};
-  return make_cause(CauseId::kTokensElsewhere,
-                    {{"rank", view.rank},
-                     NamedValue::words("tokens", fmt::format("{}", fmt::join(words, ", ")))});
+  NamedValues values = {{"rank", view.rank},
+                        NamedValue::words("tokens", fmt::format("{}", fmt::join(words, ", ")))};
+  if (nearest.size() < kMostListed) values.emplace_back("order", nearest);
+  return make_cause(CauseId::kTokensElsewhere, std::move(values));
 }
 
 Cause moved_on(const Evidence& e, const View& view) {
