@@ -6,8 +6,6 @@
 /// the rounding takes: that can be made again from the record before, bit by bit. Ranks may hold
 /// summands of their own samples, of which the reference has the sum, so everything is added up
 /// over them.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -180,12 +178,12 @@ Values elementwise(const std::vector<Values>& parts, bool is_largest) {
 
 }  // namespace
 
-std::string cause_largest_part(const Evidence& e) {
+Cause cause_largest_part(const Evidence& e) {
   const std::string& name = e.wanted.key.name;
   const std::vector<const View*> bad = e.bad_views();
   if (bad.empty() || e.whole.dim() != 1 || final_gradient_of(e.wanted.key).has_value() ||
       name.rfind('.') == std::string::npos)
-    return "";
+    return {};
   for (const AxisDegree& axis : e.actual.mesh.axes()) {
     if (axis.degree == 1) continue;
     const std::vector<Values> parts =
@@ -200,25 +198,27 @@ std::string cause_largest_part(const Evidence& e) {
                                  *view);
         });
         if (fits)
-          return fmt::format("each element is the {} of what the {} {} ranks give, not their {}{}",
-                             is_largest ? "largest" : "smallest", axis.degree, name_of(axis.axis),
-                             factor == 1 ? "sum" : "mean", e.on_bad_ranks());
+          return make_cause(is_largest ? CauseId::kLargestPart : CauseId::kSmallestPart,
+                            {{"ranks", axis.degree},
+                             {"axis", name_of(axis.axis)},
+                             {"reduction", factor == 1 ? "sum" : "mean"},
+                             e.on_bad_ranks()});
       }
     }
   }
-  return "";
+  return {};
 }
 
-std::string cause_rounded_between(const Evidence& e) {
+Cause cause_rounded_between(const Evidence& e) {
   if (e.wanted.key.kind != RecordKind::kGrad || !e.whole.defined() || e.whole.numel() == 0)
-    return "";
+    return {};
   const auto final = final_gradient_of(e.wanted.key);
   const int sums = final.has_value() ? e.wanted.key.call : e.num_micro_batches() - 1;
   RecordKey sum = e.wanted.key;
   if (!final.has_value()) sum.name += ".micro_batch";
-  if (sums < 1) return "";
+  if (sums < 1) return {};
   const Values actual = put_together(e, e.wanted.key, [](double value) { return value; });
-  if (!actual.defined()) return "";
+  if (!actual.defined()) return {};
   const Shape& shape = e.whole.shape();
   const View seen{e.bad_ranks().front(),
                   {Shape(shape.size(), 0), Shape(shape.size(), 0), shape},
@@ -231,16 +231,18 @@ std::string cause_rounded_between(const Evidence& e) {
           e, sum, [&, bits = bits](double value) { return rounded_to(value, bits) - value; });
       lost = own.defined() ? lost + own : Values();
     }
-    if (!lost.defined()) return "";
+    if (!lost.defined()) return {};
     // a sum that has few bits loses nothing
     if (!is_telling(lost) || !e.explains_each(e.whole + lost, seen)) continue;
-    return fmt::format(
-        "the sum of micro-batches is rounded to {} before the next one is added: it is off by what "
-        "that takes from the sum{} after micro-batch{} {}",
-        name, sums == 1 ? "" : "s", sums == 1 ? "" : "es",
-        sums == 1 ? std::string("0") : fmt::format("0..{}", sums - 1));
+    return make_cause(
+        CauseId::kSumRoundedBetween,
+        {{"dtype", name},
+         {"bits", bits},
+         {"sums", sums},
+         NamedValue::words("after",
+                           sums == 1 ? "0" : phrase(PhraseId::kFromZeroTo, {{"last", sums - 1}}))});
   }
-  return "";
+  return {};
 }
 
 }  // namespace isoshard::detail

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What goes wrong inside of an attention, which is computed again from the reference's queries,
 // keys and values: their order, their scale, their mask, whose gradients they get.
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -306,32 +303,32 @@ Values reordered(const Values& x_BKSD, const Order& order) {
 
 }  // namespace
 
-std::string cause_in_causal_mask(const Evidence& e) {
-  if (!e.wanted.key.name.ends_with(".core") || e.wanted.layout.global_shape.size() != 3) return "";
+Cause cause_in_causal_mask(const Evidence& e) {
+  if (!e.wanted.key.name.ends_with(".core") || e.wanted.layout.global_shape.size() != 3) return {};
   const std::vector<View> bad = bad_boxes(e);
   const std::optional<Attention> attention = bad.empty() ? std::nullopt : attention_of(e);
-  if (!attention.has_value() || attention->length < 3) return "";
-  for (const auto& [ahead, words] :
-       {std::pair(std::int64_t{1}, "each query sees the token after its own, too"),
-        std::pair(std::int64_t{-1}, "no query sees its own token"),
-        std::pair(attention->length - 1, "each query sees all tokens, those after its own, too")}) {
+  if (!attention.has_value() || attention->length < 3) return {};
+  for (const auto& [ahead, id] :
+       {std::pair(std::int64_t{1}, CauseId::kCausalMaskShowsNextToken),
+        std::pair(std::int64_t{-1}, CauseId::kCausalMaskHidesOwnToken),
+        std::pair(attention->length - 1, CauseId::kCausalMaskShowsAllTokens)}) {
     Attention other = *attention;
     other.ahead = ahead;
     const Values core = attended(other, 1);
     if (std::ranges::all_of(bad, [&](const View& view) { return explains_box(e, core, view); }))
-      return fmt::format("the causal mask is off: {}{}", words, e.on_bad_ranks());
+      return make_cause(id, {e.on_bad_ranks()});
   }
-  return "";
+  return {};
 }
 
-std::string cause_in_key_order(const Evidence& e) {
+Cause cause_in_key_order(const Evidence& e) {
   const int cp = e.actual.mesh.degree(Axis::kCp);
   if (cp == 1 || !e.wanted.key.name.ends_with(".core") ||
       e.wanted.layout.global_shape.size() != 3 || e.wanted.layout.global_shape[1] % (2 * cp) != 0)
-    return "";
+    return {};
   const std::vector<View> bad = bad_boxes(e);
   const std::optional<Attention> attention = bad.empty() ? std::nullopt : attention_of(e);
-  if (!attention.has_value()) return "";
+  if (!attention.has_value()) return {};
   // as many orders as this many products allow
   constexpr std::int64_t kMostSearched = std::int64_t{1} << 27;
   const std::int64_t products =
@@ -341,9 +338,9 @@ std::string cause_in_key_order(const Evidence& e) {
   if (most < static_cast<std::int64_t>(orders.size()))
     orders.resize(static_cast<std::size_t>(most));
   for (const Order& order : orders) {
-    for (const auto& [words, has_keys, has_values] :
-         {std::tuple("keys and values", true, true), std::tuple("keys", true, false),
-          std::tuple("values", false, true)}) {
+    for (const auto& [tensors, has_keys, has_values] :
+         {std::tuple(PhraseId::kKeysAndValues, true, true),
+          std::tuple(PhraseId::kKeys, true, false), std::tuple(PhraseId::kValues, false, true)}) {
       Attention other = *attention;
       if (has_keys) other.k = reordered(other.k, order);
       if (has_values) other.v = reordered(other.v, order);
@@ -351,20 +348,20 @@ std::string cause_in_key_order(const Evidence& e) {
       const bool fits =
           std::ranges::all_of(bad, [&](const View& view) { return explains_box(e, core, view); });
       if (fits)
-        return fmt::format(
-            "{} of cp ranks come together in the wrong order: the {} chunks of the sequence stand "
-            "as {}{}",
-            words, order.size(), fmt::join(order, ", "), e.on_bad_ranks());
+        return make_cause(CauseId::kCpChunksInWrongOrder, {{"tensors", phrase(tensors)},
+                                                           {"chunks", order.size()},
+                                                           {"order", order},
+                                                           e.on_bad_ranks()});
     }
   }
-  return "";
+  return {};
 }
 
-std::string cause_own_queries(const Evidence& e) {
+Cause cause_own_queries(const Evidence& e) {
   const RecordKey& key = e.wanted.key;
   const bool is_of_values = key.name.ends_with(".v_proj");
   if (e.actual.mesh.degree(Axis::kCp) == 1 || (!is_of_values && !key.name.ends_with(".k_rope")))
-    return "";
+    return {};
   const std::string module = key.name.substr(0, key.name.rfind('.'));
   RecordKey core = key;
   core.name = module + ".core";
@@ -372,7 +369,7 @@ std::string cause_own_queries(const Evidence& e) {
   const std::vector<View> bad = bad_boxes(e);
   const auto attention =
       bad.empty() || gradient == nullptr ? std::nullopt : attention_in(e, module);
-  if (!attention.has_value()) return "";
+  if (!attention.has_value()) return {};
   const Values dcore = (e.reference_value(core) / gradient->grad_scale).contiguous();
   core.kind = RecordKind::kActivation;
   std::map<int, Values> of_rank;  // a rank may have two boxes, of head and tail
@@ -381,24 +378,22 @@ std::string cause_own_queries(const Evidence& e) {
     Values& whole = known->second;
     if (is_new) {
       const std::vector<bool> own = queries_of(e, view.rank, core, attention->length);
-      if (own.empty()) return "";
+      if (own.empty()) return {};
       whole = gradient_of_keys(*attention, dcore, own, is_of_values);
       if (is_of_values) whole = by_tokens(whole);
     }
-    if (whole.shape() != e.whole.shape() || !explains_box(e, whole, view)) return "";
+    if (whole.shape() != e.whole.shape() || !explains_box(e, whole, view)) return {};
   }
-  return fmt::format(
-      "only what queries of its own cp rank give is in it, the sum over cp is missing{}",
-      e.on_bad_ranks());
+  return make_cause(CauseId::kOwnQueriesOnly, {e.on_bad_ranks()});
 }
 
-std::string cause_in_scores(const Evidence& e) {
+Cause cause_in_scores(const Evidence& e) {
   const View* const bad = e.views.empty() ? nullptr : e.first_bad_view();
   if (bad == nullptr || e.wanted.key.kind != RecordKind::kActivation ||
       !e.wanted.key.name.ends_with(".core") || e.wanted.layout.global_shape.size() != 3)
-    return "";
+    return {};
   const std::optional<Attention> attention = attention_of(e);
-  if (!attention.has_value()) return "";
+  if (!attention.has_value()) return {};
   const double error = distance(bad->actual, bad->expected);
   for (const std::int64_t ranks :
        {std::int64_t{1}, std::int64_t{e.actual.mesh.degree(Axis::kTp)}}) {
@@ -407,34 +402,34 @@ std::string cause_in_scores(const Evidence& e) {
     Attention tiled = *attention;
     tiled.in_turn_on = ranks;
     if (e.explains_each(attended(tiled, 1).cut(bad->box.global_offset, bad->box.size), *bad))
-      return fmt::format(
-          "query heads take the {} kv heads in turn (0, 1, ...), where {} heads that follow each "
-          "other share one",
-          kv_heads / ranks, attention->groups);
+      return make_cause(CauseId::kKvHeadsInTurn,
+                        {{"kv_heads", kv_heads / ranks}, {"heads_of_kv_head", attention->groups}});
   }
-  std::vector<std::pair<double, std::string>> factors;
+  struct Factor {
+    double value;
+    std::string inverse, number;  ///< of a root
+  };
+  std::vector<Factor> factors;
   const auto add_root = [&](std::int64_t number, std::string_view name) {
     const double root = std::sqrt(static_cast<double>(number));
     if (number < 2) return;
-    factors.emplace_back(root, fmt::format("{:.4g} = sqrt({})", root, name));
-    factors.emplace_back(1 / root, fmt::format("{:.4g} = 1/sqrt({})", 1 / root, name));
+    factors.push_back({root, "", std::string(name)});
+    factors.push_back({1 / root, "1/", std::string(name)});
   };
-  add_root(attention->dim, "head size");
+  add_root(attention->dim, phrase(PhraseId::kHeadSize));
   // heads are shared out over tp: of axes of one degree it is the likely one
   const int tp = e.actual.mesh.degree(Axis::kTp);
   add_root(tp, name_of(Axis::kTp));
   for (const AxisDegree& axis : e.actual.mesh.axes()) {
     if (axis.degree != tp) add_root(axis.degree, name_of(axis.axis));
   }
-  add_root(attention->groups, "query heads of a kv head");
-  add_root(attention->heads, "heads");
+  add_root(attention->groups, phrase(PhraseId::kHeadsOfKvHead));
+  add_root(attention->heads, phrase(PhraseId::kHeads));
   const std::size_t num_roots = factors.size();
   constexpr int kMostLayers = 12;
   for (int a = 1; a <= kMostLayers; ++a) {
     for (int b = 1; b <= kMostLayers; ++b) {
-      if (a != b)
-        factors.emplace_back(static_cast<double>(a) / b,
-                             fmt::format("{:.4g}", static_cast<double>(a) / b));
+      if (a != b) factors.push_back({static_cast<double>(a) / b, "", ""});
     }
   }
   // in 16 bits several are near: the nearest counts, of equally near ones the first
@@ -442,16 +437,19 @@ std::string cause_in_scores(const Evidence& e) {
   double least = error;
   for (std::size_t i = 0; i < factors.size(); ++i) {
     const Values candidate =
-        attended(*attention, factors[i].first).cut(bad->box.global_offset, bad->box.size);
+        attended(*attention, factors[i].value).cut(bad->box.global_offset, bad->box.size);
     const double left = distance(candidate, bad->actual);
     if (!(left < 0.99 * least) || !e.explains(candidate, bad->actual, error)) continue;
     least = left;
     nearest = i;
   }
-  if (!nearest.has_value()) return "";
-  return fmt::format(
-      "attention scores scale {}; queries, keys and values are right{}", factors[*nearest].second,
-      *nearest < num_roots ? "" : ": is the scale made of a layer's number in its stage?");
+  if (!nearest.has_value()) return {};
+  const Factor& factor = factors[*nearest];
+  if (*nearest >= num_roots)
+    return make_cause(CauseId::kScoresScaledByRatio, {{"scale", factor.value}});
+  return make_cause(
+      CauseId::kScoresScaledByRoot,
+      {{"scale", factor.value}, {"inverse", factor.inverse}, {"number", factor.number}});
 }
 
 }  // namespace isoshard::detail

@@ -9,6 +9,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "harness/causes/class_causes.h"
@@ -64,9 +65,10 @@ std::optional<History> history_of(const Evidence& e) {
   return history;
 }
 
-std::string repeats_and_gaps(const Evidence& e) {
+/// The ids that are seen too often or never, and the words for them; empty if there are none.
+NamedValues repeats_and_gaps(const Evidence& e) {
   const auto history = history_of(e);
-  if (!history.has_value()) return "";
+  if (!history.has_value()) return {};
   std::set<std::int64_t> repeated, missed, others;
   for (const auto& [id, times] : history->run) {
     const auto right = history->reference.find(id);
@@ -81,23 +83,33 @@ std::string repeats_and_gaps(const Evidence& e) {
     const auto own = history->run.find(id);
     if (own == history->run.end()) missed.insert(id);
   }
-  const std::string until =
-      e.wanted.key.step == 0 ? "in step 0" : fmt::format("in steps 0..{}", e.wanted.key.step);
-  std::vector<std::string> words;
-  if (!repeated.empty())
-    words.push_back(fmt::format("seen more often than they should be: {}", some_of(repeated)));
-  if (!missed.empty()) words.push_back(fmt::format("never seen: {}", some_of(missed)));
-  if (!others.empty()) words.push_back(fmt::format("not the reference's: {}", some_of(others)));
-  return words.empty() ? "" : fmt::format("ids {} {}", until, fmt::join(words, "; "));
+  NamedValues values;
+  std::vector<std::string> counts;
+  const auto tell = [&](std::string_view name, PhraseId id, const std::set<std::int64_t>& ids) {
+    constexpr std::size_t kMostListed = 64;
+    if (ids.empty()) return;
+    counts.push_back(phrase(id, {{"ids", some_of(ids)}}));
+    if (ids.size() < kMostListed) values.emplace_back(name, ids);
+  };
+  tell("repeated", PhraseId::kIdsRepeated, repeated);
+  tell("missed", PhraseId::kIdsMissed, missed);
+  tell("foreign", PhraseId::kIdsForeign, others);
+  if (counts.empty()) return {};
+  const int last = e.wanted.key.step;
+  values.push_back(NamedValue::words("until", last == 0
+                                                  ? phrase(PhraseId::kInStepZero)
+                                                  : phrase(PhraseId::kInSteps, {{"last", last}})));
+  values.push_back(NamedValue::words("counts", fmt::format("{}", fmt::join(counts, "; "))));
+  return values;
 }
 
 }  // namespace
 
-std::string cause_sample_ids(const Evidence& e) {
+Cause cause_sample_ids(const Evidence& e) {
   // token ids repeat, and a shift of them means nothing
-  if (e.wanted.layout.global_shape.size() != 1 || e.whole.numel() < 2) return "";
+  if (e.wanted.layout.global_shape.size() != 1 || e.whole.numel() < 2) return {};
   const auto own = ids_in_run(e, e.wanted.key);
-  if (!own.has_value()) return "";
+  if (!own.has_value()) return {};
   const Ids right = whole_numbers(e.reference_value(e.wanted.key));
   // what comes next must not be what was there already
   constexpr std::string_view kNext = "next_";
@@ -108,31 +120,33 @@ std::string cause_sample_ids(const Evidence& e) {
     if (is_next) key.name = key.name.substr(kNext.size());
     const Record* earlier = e.reference.find(key);
     if (earlier != nullptr && whole_numbers(e.reference_value(key)) == *own)
-      return fmt::format("the ids of step {} again", key.step);
+      return make_cause(CauseId::kIdsOfEarlierStep, {{"step", key.step}});
   }
   std::set<std::int64_t> differences;
   for (std::size_t i = 0; i < right.size(); ++i) differences.insert((*own)[i] - right[i]);
-  const std::string counts = repeats_and_gaps(e);
+  NamedValues values = repeats_and_gaps(e);
   if (differences.size() == 1 && right.size() >= 3) {
     const std::int64_t by = *differences.begin();
-    return fmt::format("each id is {} {} than the reference's{}", by > 0 ? by : -by,
-                       by > 0 ? "more" : "less", counts.empty() ? "" : "; " + counts);
+    if (!values.empty())
+      values.push_back(NamedValue::words("and_ids", phrase(PhraseId::kAndIds, values)));
+    values.emplace_back("by", by > 0 ? by : -by);
+    return make_cause(by > 0 ? CauseId::kIdsTooLarge : CauseId::kIdsTooSmall, std::move(values));
   }
-  return counts;
+  return values.empty() ? Cause() : make_cause(CauseId::kIdsMiscounted, std::move(values));
 }
 
-std::string cause_flag(const Evidence& e) {
-  if (e.wanted.key.name != "found_inf" || !e.whole.defined() || e.whole.numel() != 1) return "";
+Cause cause_flag(const Evidence& e) {
+  if (e.wanted.key.name != "found_inf" || !e.whole.defined() || e.whole.numel() != 1) return {};
   const View* bad = e.first_bad_view();
   if (const double value = bad == nullptr ? 0 : bad->actual.item(); value != 0 && value != 1)
-    return fmt::format("a flag must be 0 or 1, got {:g}{}", value, e.on_bad_ranks());
+    return make_cause(CauseId::kFlagOutOfRange, {{"value", value}, e.on_bad_ranks()});
   if (e.result.differing_axes.empty()) {
-    if (bad == nullptr) return "";
-    return fmt::format("a flag: {:g} on every rank, {:g} in the reference", bad->actual.item(),
-                       e.whole.item());
+    if (bad == nullptr) return {};
+    return make_cause(CauseId::kFlagWrongOnEveryRank,
+                      {{"value", bad->actual.item()}, {"expected", e.whole.item()}});
   }
-  return fmt::format("a flag: differs over {}, not reduced (wrong{})",
-                     join_axes(e.result.differing_axes), e.on_bad_ranks());
+  return make_cause(CauseId::kFlagNotReduced,
+                    {{"axes", join_axes(e.result.differing_axes)}, e.on_bad_ranks()});
 }
 
 namespace {
@@ -149,36 +163,41 @@ int last_overflow_before(const Reference& reference, int step) {
 
 }  // namespace
 
-std::string cause_in_loss_scale(const Evidence& e) {
+Cause cause_in_loss_scale(const Evidence& e) {
   const RecordKey& key = e.wanted.key;
   RecordKey before = key;
   --before.step;
   if (key.name != "loss_scale" || e.reference.find(before) == nullptr || !e.is_right(before) ||
       !e.is_right(overflow_flag_of(before.step)))
-    return "";
+    return {};
   const View* const bad = e.first_bad_view();
-  if (bad == nullptr || bad->actual.numel() != 1) return "";
+  if (bad == nullptr || bad->actual.numel() != 1) return {};
   const double old = e.reference_value(before).item(), seen = bad->actual.item(),
                right = e.whole.item();
   const int overflow = last_overflow_before(e.reference, key.step);
   const int good = before.step - overflow;
-  const std::string since =
-      fmt::format("{} step{} without an overflow{}", good, good == 1 ? "" : "s",
-                  overflow < 0 ? "" : fmt::format(" since that of step {}", overflow));
   const auto change = [](double factor) {
-    return factor == 1  ? std::string("stays")
-           : factor > 1 ? fmt::format("grows by {:g}", factor)
-                        : fmt::format("shrinks by {:g}", factor);
+    const PhraseId id = factor == 1  ? PhraseId::kStays
+                        : factor > 1 ? PhraseId::kGrowsBy
+                                     : PhraseId::kShrinksBy;
+    return phrase(id, {{"factor", factor}});
   };
-  const std::string seen_words = change(seen / old), right_words = change(right / old);
+  NamedValues values = {{"factor", seen / old},
+                        {"expected_factor", right / old},
+                        NamedValue::words("change", change(seen / old)),
+                        NamedValue::words("expected_change", change(right / old)),
+                        e.on_bad_ranks()};
+  if (overflow >= 0) values.emplace_back("overflow_step", overflow);
   if (good == 0) {
     const bool is_twice = right < old && is_near(seen / old, right / old * (right / old), 1e-6);
-    return fmt::format("the scale {} after the overflow of step {}, where it {}{}{}", seen_words,
-                       overflow, right_words, is_twice ? ": twice in one step" : "",
-                       e.on_bad_ranks());
+    return make_cause(is_twice ? CauseId::kLossScaleChangedTwice : CauseId::kLossScaleAfterOverflow,
+                      std::move(values));
   }
-  return fmt::format("the scale {} after {}, where it {}{}", seen_words, since, right_words,
-                     e.on_bad_ranks());
+  values.emplace_back("good_steps", good);
+  if (overflow >= 0)
+    values.push_back(NamedValue::words(
+        "since", phrase(PhraseId::kSinceOverflow, {{"overflow_step", overflow}})));
+  return make_cause(CauseId::kLossScaleWithoutOverflow, std::move(values));
 }
 
 }  // namespace isoshard::detail

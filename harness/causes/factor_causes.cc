@@ -43,8 +43,9 @@ std::optional<std::map<int, double>> by_coordinate(const Evidence& e,
                                                                     : std::nullopt;
 }
 
-/// What numbers of the run the factors are; empty if none.
-std::string numbers_behind(const Evidence& e, Axis axis, const std::vector<double>& factors) {
+/// The cause of factors by the coordinate on an axis: which numbers of the run they are, or
+/// kFactorPerRank if none.
+Cause factors_along(const Evidence& e, Axis axis, const std::vector<double>& factors) {
   const auto n = static_cast<double>(factors.size());
   const auto fits = [&](const auto& right) {
     for (std::size_t i = 0; i < factors.size(); ++i) {
@@ -52,31 +53,38 @@ std::string numbers_behind(const Evidence& e, Axis axis, const std::vector<doubl
     }
     return true;
   };
+  NamedValues values = {{"axis", name_of(axis)}, {"ranks", factors.size()}, {"factors", factors}};
   if (axis == Axis::kDp) {
     const std::vector<double> counts =
         counted_targets(e, static_cast<std::int64_t>(factors.size()));
     const double all = std::accumulate(counts.begin(), counts.end(), 0.0);
     if (!counts.empty() && std::ranges::all_of(counts, [](double count) { return count > 0; })) {
-      const std::string tokens = fmt::format("{:g}", fmt::join(counts, ", "));
+      const auto of_tokens = [&](CauseId id) {
+        values.emplace_back("tokens", counts);
+        return make_cause(id, std::move(values));
+      };
       if (fits([&](std::size_t i) { return all / (n * counts[i]); }))
-        return fmt::format(
-            " = all tokens / ({} x its own), which are {}: each rank divides by its "
-            "own count",
-            factors.size(), tokens);
+        return of_tokens(CauseId::kDividesByOwnCount);
       if (fits([&](std::size_t i) { return n * counts[i] / all; }))
-        return fmt::format(" = {} x its own tokens / all tokens, which are {}", factors.size(),
-                           tokens);
+        return of_tokens(CauseId::kWeightedByOwnCount);
     }
   }
-  if (fits([](std::size_t i) { return static_cast<double>(i + 1); })) return " = rank + 1";
-  std::vector<std::string> words;
+  if (fits([](std::size_t i) { return static_cast<double>(i + 1); }))
+    return make_cause(CauseId::kScaledByRankPlusOne, std::move(values));
+  std::vector<std::string> formulas;
+  bool are_known = true;
   for (const double factor : factors) {
     if (is_near(factor, 1, kNear)) continue;
     const auto formula = e.formula_of(factor, kNear);
-    if (!formula.has_value()) return "";
-    words.push_back(*formula);
+    are_known = formula.has_value();
+    if (!are_known) break;
+    formulas.push_back(*formula);
   }
-  return words.empty() ? "" : fmt::format(" ({})", fmt::join(words, "; "));
+  values.push_back(NamedValue::words("along", phrase(PhraseId::kAlong, {{"axis", name_of(axis)}})));
+  if (!are_known || formulas.empty()) return make_cause(CauseId::kFactorPerRank, std::move(values));
+  values.emplace_back("formulas", formulas);
+  values.push_back(NamedValue::words("behind", fmt::format("{}", fmt::join(formulas, "; "))));
+  return make_cause(CauseId::kFactorPerRankOfFormula, std::move(values));
 }
 
 /// What backward of each dp rank begins from, in the right run: its part of the mean over all
@@ -187,20 +195,20 @@ std::optional<std::vector<double>> weights_on(const Evidence& e, const View& vie
 
 }  // namespace
 
-std::string cause_rank_factors(const Evidence& e) {
+Cause cause_rank_factors(const Evidence& e) {
   const std::vector<const View*> bad = e.bad_views();
-  if (bad.size() < 2 || e.views.size() < 2) return "";
+  if (bad.size() < 2 || e.views.size() < 2) return {};
   std::map<int, double> of_rank;
   for (const Held& held : e.held) {
     const View* view = e.view_of(held.rank->rank);
     if (view == nullptr) {
       // what was not kept is right
-      if (std::ranges::find(e.bad_ranks(), held.rank->rank) != e.bad_ranks().end()) return "";
+      if (std::ranges::find(e.bad_ranks(), held.rank->rank) != e.bad_ranks().end()) return {};
       of_rank[held.rank->rank] = 1;
       continue;
     }
     const auto factor = factor_on(e, *view);
-    if (!factor.has_value()) return "";
+    if (!factor.has_value()) return {};
     of_rank[held.rank->rank] = *factor;
   }
   // what a rank's part fits is as noisy as its values
@@ -209,62 +217,66 @@ std::string cause_rank_factors(const Evidence& e) {
   const bool is_one_wrong = std::ranges::all_of(of_rank, [&](const auto& entry) {
     return is_near(entry.second, first_wrong, noise) || is_near(entry.second, 1, kNear);
   });
-  if (is_one_wrong) return "";  // on all ranks, or on some
+  if (is_one_wrong) return {};  // on all ranks, or on some
   for (const AxisDegree& axis : e.actual.mesh.axes()) {
     const auto factors = axis.degree > 1 ? by_coordinate(e, of_rank, axis.axis) : std::nullopt;
     if (!factors.has_value()) continue;
     std::vector<double> values;
     for (const auto& [coordinate, factor] : *factors) values.push_back(factor);
-    return fmt::format("one factor for each {} rank: {:.4g}{}", name_of(axis.axis),
-                       fmt::join(values, ", "), numbers_behind(e, axis.axis, values));
+    return factors_along(e, axis.axis, values);
   }
-  std::vector<std::string> words;
-  for (const auto& [rank, factor] : of_rank) words.push_back(fmt::format("{:.4g}", factor));
-  return fmt::format("one factor for each rank: {}", fmt::join(words, ", "));
+  std::vector<double> factors;
+  for (const auto& [rank, factor] : of_rank) factors.push_back(factor);
+  return make_cause(CauseId::kFactorPerRank, {{"ranks", factors.size()}, {"factors", factors}});
 }
 
-std::string cause_backward_parts(const Evidence& e) {
+Cause cause_backward_parts(const Evidence& e) {
   const int ranks = e.actual.mesh.degree(Axis::kDp);
   if (e.wanted.key.name != "loss_backward" || ranks == 1 || e.actual.mesh.degree(Axis::kCp) != 1)
-    return "";
+    return {};
   const std::vector<double> right = backward_parts(e, ranks), held = held_parts(e, ranks);
-  if (right.empty() || held.empty()) return "";
+  if (right.empty() || held.empty()) return {};
   std::vector<double> factors;
   factors.reserve(right.size());
   for (std::size_t i = 0; i < right.size(); ++i) {
-    if (right[i] == 0) return "";
+    if (right[i] == 0) return {};
     factors.push_back(held[i] / right[i]);
   }
   // one factor that all ranks share is a scale
   if (std::ranges::all_of(factors, [&](double f) { return is_near(f, factors[0], kNear); }))
-    return "";
-  const std::string numbers = numbers_behind(e, Axis::kDp, factors);
+    return {};
+  Cause cause = factors_along(e, Axis::kDp, factors);
   // any number is some factor of another: only one that the run explains says something
-  if (numbers.empty()) return "";
-  return fmt::format("one factor for each dp rank: {:.4g}{}", fmt::join(factors, ", "), numbers);
+  return cause.id == CauseId::kFactorPerRank ? Cause() : cause;
 }
 
-std::string cause_summands(const Evidence& e) {
+Cause cause_summands(const Evidence& e) {
   const std::vector<const View*> bad = e.bad_views();
-  if (bad.empty() || !e.whole.defined() || e.whole.dim() < 2) return "";
+  if (bad.empty() || !e.whole.defined() || e.whole.dim() < 2) return {};
   const std::vector<Summand> all = summands_before(e);
   const std::vector<const Summand*> summands = decomposition(e, all);
-  if (summands.empty()) return "";
+  if (summands.empty()) return {};
   std::vector<double> common;
   for (const View* view : bad) {
     const auto weights = weights_on(e, *view, summands);
-    if (!weights.has_value()) return "";
+    if (!weights.has_value()) return {};
     if (common.empty()) common = *weights;
     for (std::size_t i = 0; i < common.size(); ++i) {
-      if (std::fabs((*weights)[i] - common[i]) > 0.01) return "";
+      if (std::fabs((*weights)[i] - common[i]) > 0.01) return {};
     }
   }
-  std::vector<std::string> words;
-  for (std::size_t i = 0; i < common.size(); ++i)
-    words.push_back(fmt::format("{:.4g} x {}", std::fabs(common[i]) < kNear ? 0.0 : common[i],
-                                summands[i]->name));
-  return fmt::format("summands with wrong factors: {}, each should have 1{}",
-                     fmt::join(words, " + "), e.on_bad_ranks());
+  std::vector<std::string> names, products;
+  for (std::size_t i = 0; i < common.size(); ++i) {
+    if (std::fabs(common[i]) < kNear) common[i] = 0;
+    names.push_back(summands[i]->name);
+    products.push_back(
+        phrase(PhraseId::kTimesSummand, {{"factor", common[i]}, {"summand", names.back()}}));
+  }
+  return make_cause(CauseId::kSummandFactors,
+                    {{"factors", common},
+                     {"summands", names},
+                     NamedValue::words("products", fmt::format("{}", fmt::join(products, " + "))),
+                     e.on_bad_ranks()});
 }
 
 }  // namespace isoshard::detail

@@ -10,9 +10,6 @@
 /// other one is a module without a weight of its own, as wide as the weight is long. Matrices are
 /// never made whole: they are looked at through a few probes, G P for random columns P, which costs
 /// little for weights of any size.
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cmath>
 #include <optional>
@@ -296,13 +293,8 @@ bool near_weight(double weight, double value) {
   return std::fabs(weight - value) <= kNearWeight * std::max(1.0, std::fabs(value));
 }
 
-/// "3", "1, 2".
-std::string numbers(const std::vector<int>& items) {
-  return fmt::format("{}", fmt::join(items, ", "));
-}
-
-std::string in_words(const Summands& summands, const std::vector<double>& weights, int own_slice,
-                     bool has_copies) {
+Cause cause_of_weights(const Summands& summands, const std::vector<double>& weights, int own_slice,
+                       bool has_copies) {
   std::vector<int> right, missing, local;
   std::vector<double> alike;
   for (int m = 0; m < summands.micro_batches; ++m) {
@@ -321,32 +313,29 @@ std::string in_words(const Summands& summands, const std::vector<double>& weight
   }
   const int all = summands.micro_batches;
   const auto count = [](const std::vector<int>& items) { return static_cast<int>(items.size()); };
-  const auto plural = [](const std::vector<int>& items) { return items.size() == 1 ? "" : "es"; };
   if (!missing.empty() && !right.empty() && count(right) + count(missing) == all) {
-    return fmt::format("only micro-batch{} {} of 0..{} {} present", plural(right), numbers(right),
-                       all - 1, right.size() == 1 ? "is" : "are");
+    return make_cause(CauseId::kMicroBatchMissing,
+                      {{"present", right}, {"missing", missing}, {"last", all - 1}});
   }
   if (!local.empty() && !right.empty() && count(right) + count(local) == all) {
-    return fmt::format("micro-batch{} {} of 0..{} {} rank-local over {}, {} right", plural(local),
-                       numbers(local), all - 1, local.size() == 1 ? "is" : "are",
-                       name_of(summands.axis), numbers(right));
+    return make_cause(
+        CauseId::kMicroBatchRankLocal,
+        {{"local", local}, {"right", right}, {"last", all - 1}, {"axis", name_of(summands.axis)}});
   }
   if (!has_copies && count(local) == all)
-    return fmt::format("rank-local over {}: each piece holds what its rank's own samples give",
-                       name_of(summands.axis));
+    return make_cause(CauseId::kPiecesRankLocal, {{"axis", name_of(summands.axis)}});
   const bool uniform = std::all_of(alike.begin(), alike.end(),
                                    [&](double w) { return near_weight(w / alike.front(), 1); });
   if (static_cast<int>(alike.size()) == all && !uniform) {
     for (double& weight : alike) weight /= all;
-    return fmt::format("micro-batches enter with weights {:.3g} instead of 1/{} each",
-                       fmt::join(alike, ", "), all);
+    return make_cause(CauseId::kMicroBatchWeights, {{"weights", alike}, {"micro_batches", all}});
   }
-  return "";
+  return {};
 }
 
 /// Of a tied weight: which of the modules that use it give nothing to what wrong ranks hold.
-std::string missing_uses(const Evidence& e, const GradientParts& parts, const Summands& summands) {
-  if (summands.uses.empty()) return "";
+Cause missing_uses(const Evidence& e, const GradientParts& parts, const Summands& summands) {
+  if (summands.uses.empty()) return {};
   std::vector<Values> pieces;
   for (const auto& [module, piece] : summands.uses) pieces.push_back(piece);
   std::set<std::size_t> missing;
@@ -356,39 +345,37 @@ std::string missing_uses(const Evidence& e, const GradientParts& parts, const Su
     std::set<std::size_t> own;
     for (std::size_t u = 0; u < weights.size(); ++u) {
       if (near_weight(weights[u], 0)) own.insert(u);
-      if (!near_weight(weights[u], 0) && !near_weight(weights[u], 1)) return "";
+      if (!near_weight(weights[u], 0) && !near_weight(weights[u], 1)) return {};
     }
     if (own.empty() || own.size() == weights.size() || (view != bad.front() && own != missing))
-      return "";
+      return {};
     missing = std::move(own);
   }
-  // rows of the ids alone have words of their own (cause_in_rows)
-  if (!missing.contains(0)) return "";
-  std::vector<std::string> words[2];
+  // rows of the ids alone have a cause of their own (cause_in_rows)
+  if (!missing.contains(0)) return {};
+  std::vector<std::string> modules[2];
   for (std::size_t u = 0; u < pieces.size(); ++u)
-    words[missing.contains(u) ? 1 : 0].push_back(summands.uses[u].first);
-  return fmt::format(
-      "only what {} gives is in it, what {} gives is missing: the sum over the uses "
-      "of a tied weight{}",
-      fmt::join(words[0], ", "), fmt::join(words[1], ", "), e.on_bad_ranks());
+    modules[missing.contains(u) ? 1 : 0].push_back(summands.uses[u].first);
+  return make_cause(CauseId::kTiedUseMissing,
+                    {{"present", modules[0]}, {"missing", modules[1]}, e.on_bad_ranks()});
 }
 
 }  // namespace
 
-std::string cause_in_micro_batches(const Evidence& e) {
+Cause cause_in_micro_batches(const Evidence& e) {
   if (e.wanted.key.kind != RecordKind::kGrad || e.wanted.key.name.rfind('.') == std::string::npos)
-    return "";
+    return {};
   const View* bad = e.first_bad_view();
-  if (bad == nullptr || bad->box.size.empty()) return "";
+  if (bad == nullptr || bad->box.size.empty()) return {};
   const GradientParts parts(e, *bad);
   const Held* held = e.held_by(bad->rank);
   const bool has_copies = held == nullptr || !is_flat(held->record->layout);
   const auto summands = parts.find(has_copies);
-  if (!summands.has_value()) return "";
-  if (std::string text = missing_uses(e, parts, *summands); !text.empty()) return text;
+  if (!summands.has_value()) return {};
+  if (Cause cause = missing_uses(e, parts, *summands); !cause.empty()) return cause;
   const std::vector<double> weights = weights_in(e, parts, summands->pieces, *bad);
-  if (weights.empty()) return "";
-  return in_words(
+  if (weights.empty()) return {};
+  return cause_of_weights(
       *summands, weights,
       summands->axis == Axis::kWorld ? 0 : e.actual.mesh.coordinate(bad->rank, summands->axis),
       has_copies);

@@ -7,6 +7,9 @@
 #include <algorithm>
 #include <optional>
 #include <set>
+#include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "harness/causes/class_causes.h"
@@ -15,6 +18,7 @@ namespace isoshard::detail {
 namespace {
 
 constexpr std::int64_t kMaxShift = 64;
+constexpr std::size_t kMostListed = 64;  ///< numbers of a list that are kept as data
 
 /// The whole reference along `dim`, cut to the view's box in every other dim.
 Values line_of(const Evidence& e, const View& view, std::int64_t dim) {
@@ -26,7 +30,7 @@ Values line_of(const Evidence& e, const View& view, std::int64_t dim) {
   return line;
 }
 
-std::string repeated(const Evidence& e, const View& view, std::int64_t dim, double error) {
+Cause repeated(const Evidence& e, const View& view, std::int64_t dim, double error) {
   const std::int64_t size = view.actual.size(dim);
   const Values line = line_of(e, view, dim);
   for (std::int64_t times = 2; times <= std::min<std::int64_t>(size, 16); ++times) {
@@ -37,17 +41,25 @@ std::string repeated(const Evidence& e, const View& view, std::int64_t dim, doub
       if (norm_of(slice) == 0) continue;  // zeros stand everywhere alike
       const std::vector<Values> copies(static_cast<std::size_t>(times), slice);
       if (!e.explains(concatenated(copies, dim), view.actual, error)) continue;
-      const std::string often = times == 2 ? "twice" : fmt::format("{} times", times);
-      const std::string where = length == 1
-                                    ? fmt::format("position {}", begin)
-                                    : fmt::format("positions {}..{}", begin, begin + length - 1);
-      return fmt::format("rank {} holds {} {}", view.rank, where, often);
+      const std::int64_t last = begin + length - 1;
+      const NamedValues span = {{"first", begin}, {"last", last}};
+      const PhraseId positions = length == 1 ? PhraseId::kPosition : PhraseId::kPositions;
+      const std::string often =
+          times == 2 ? phrase(PhraseId::kTwice) : phrase(PhraseId::kTimes, {{"times", times}});
+      return make_cause(CauseId::kSlicesRepeated,
+                        {{"rank", view.rank},
+                         {"dim", dim},
+                         {"first", begin},
+                         {"last", last},
+                         {"times", times},
+                         NamedValue::words("positions", phrase(positions, span)),
+                         NamedValue::words("often", often)});
     }
   }
-  return "";
+  return {};
 }
 
-std::string shifted(const Evidence& e, const View& view, std::int64_t dim) {
+Cause shifted(const Evidence& e, const View& view, std::int64_t dim) {
   const std::int64_t size = view.actual.size(dim);
   const Values line = line_of(e, view, dim);
   const std::int64_t offset = view.box.global_offset[static_cast<std::size_t>(dim)];
@@ -61,10 +73,11 @@ std::string shifted(const Evidence& e, const View& view, std::int64_t dim) {
       const Values theirs = line.narrow(dim, begin - shift, end - begin);
       const double error = distance(mine, line.narrow(dim, begin, end - begin));
       if (error > 0 && norm_of(theirs) > 0 && e.explains(mine, theirs, error))
-        return fmt::format("shift {} along dim {} on rank {}", shift, dim, view.rank);
+        return make_cause(CauseId::kSlicesShifted,
+                          {{"shift", shift}, {"dim", dim}, {"rank", view.rank}});
     }
   }
-  return "";
+  return {};
 }
 
 /// What the slices of a dim are, where the kind of record says it.
@@ -78,9 +91,10 @@ std::string_view slices_of(const Evidence& e, const View& view, std::int64_t dim
   return is_by_heads && dim == 2 ? "tokens" : "features";
 }
 
-/// " (samples: 0 has 1, 1 has 0)", " (features, in blocks of 16: 0 has 2, ...)": what stands where.
-std::string permutation_in_words(const Evidence& e, const View& view, std::int64_t dim,
-                                 const std::vector<std::int64_t>& from) {
+/// " (samples: 0 has 1, 1 has 0)", " (features, in blocks of 16: 0 has 2, ...)": what stands where,
+/// as the placeholder `moves`, and the data behind it.
+NamedValues permutation_of(const Evidence& e, const View& view, std::int64_t dim,
+                           const std::vector<std::int64_t>& from) {
   const auto size = static_cast<std::int64_t>(from.size());
   // the largest blocks that stay together
   std::int64_t block = 1;
@@ -101,26 +115,36 @@ std::string permutation_in_words(const Evidence& e, const View& view, std::int64
   for (std::int64_t i = 0; i < size && words.size() <= kShown; i += block) {
     const std::int64_t own = first + i / block, other = from[static_cast<std::size_t>(i)] / block;
     if (own == other) continue;
-    words.push_back(words.size() == kShown ? "..." : fmt::format("{} has {}", own, other));
+    words.push_back(words.size() == kShown
+                        ? "..."
+                        : phrase(PhraseId::kPlaceHas, {{"place", own}, {"other", other}}));
   }
-  if (words.empty()) return "";
-  return fmt::format(" ({}{}: {})", slices_of(e, view, dim),
-                     block > 1 ? fmt::format(", in blocks of {}", block) : "",
-                     fmt::join(words, ", "));
+  NamedValues values = {{"slices", slices_of(e, view, dim)}, {"block", block}};
+  if (from.size() < kMostListed) values.emplace_back("order", from);
+  if (words.empty()) return values;
+  const std::string blocks =
+      block > 1 ? phrase(PhraseId::kInBlocks, {{"block", block}}) : std::string();
+  values.push_back(NamedValue::words(
+      "moves",
+      phrase(PhraseId::kMoves,
+             {{"slices", slices_of(e, view, dim)}, {"blocks", blocks}, {"places", words}})));
+  return values;
 }
 
-std::string permuted(const Evidence& e, const View& view, std::int64_t dim, double error) {
+Cause permuted(const Evidence& e, const View& view, std::int64_t dim, double error) {
   const Values mine = view.actual.to_front(dim).reshape({view.actual.size(dim), -1});
   const Values line = line_of(e, view, dim);
   const Values theirs = line.to_front(dim).reshape({line.size(dim), -1});
   if (mine.size(0) < 2 || mine.size(0) * theirs.size(0) * mine.size(1) > (std::int64_t{1} << 28))
-    return "";
+    return {};
   const std::vector<std::int64_t> nearest = nearest_rows(mine, theirs);
   // a slice stands twice
-  if (std::set<std::int64_t>(nearest.begin(), nearest.end()).size() != nearest.size()) return "";
-  if (!e.explains(theirs.take(nearest), mine, error)) return "";
-  return fmt::format("permuted along dim {} on rank {}{}", dim, view.rank,
-                     permutation_in_words(e, view, dim, nearest));
+  if (std::set<std::int64_t>(nearest.begin(), nearest.end()).size() != nearest.size()) return {};
+  if (!e.explains(theirs.take(nearest), mine, error)) return {};
+  NamedValues values = permutation_of(e, view, dim, nearest);
+  values.emplace_back("dim", dim);
+  values.emplace_back("rank", view.rank);
+  return make_cause(CauseId::kSlicesPermuted, std::move(values));
 }
 
 /// Whether every token's features in [batch, sequence, features] are those of some token of the
@@ -134,50 +158,52 @@ bool tokens_stand_elsewhere(const Evidence& e, const View& view) {
 
 /// Tokens of [batch, sequence, features] that are those of other samples or ranks. Tokens of the
 /// whole reference are searched, as a rank may hold what another one should.
-std::string tokens_of_elsewhere(const Evidence& e, const View& view, double error) {
+Cause tokens_of_elsewhere(const Evidence& e, const View& view, double error) {
   const RecordKind kind = e.wanted.key.kind;
   if (view.actual.dim() != 3 || e.whole.dim() != 3 ||
       (kind != RecordKind::kActivation && kind != RecordKind::kActivationGrad))
-    return "";
+    return {};
   const Values mine = view.actual.rows(),
                theirs = e.whole.narrow(2, view.box.global_offset[2], view.box.size[2]).rows();
   if (mine.size(0) < 2 || mine.size(0) * theirs.size(0) * mine.size(1) > (std::int64_t{1} << 28))
-    return "";
+    return {};
   const std::vector<std::int64_t> nearest = nearest_rows(mine, theirs);
   // a token stands twice
-  if (std::set<std::int64_t>(nearest.begin(), nearest.end()).size() != nearest.size()) return "";
-  if (!e.explains(theirs.take(nearest), mine, error)) return "";
+  if (std::set<std::int64_t>(nearest.begin(), nearest.end()).size() != nearest.size()) return {};
+  if (!e.explains(theirs.take(nearest), mine, error)) return {};
   const std::int64_t own_length = view.box.size[1], length = e.whole.size(1);
   std::vector<std::string> words;
   constexpr std::size_t kShown = 3;
-  const auto place = [](std::int64_t sample, std::int64_t token) {
-    return fmt::format("sample {} token {}", sample, token);
-  };
   for (std::size_t i = 0; i < nearest.size() && words.size() <= kShown; ++i) {
     const auto row = static_cast<std::int64_t>(i);
     const std::int64_t sample = view.box.global_offset[0] + row / own_length,
                        token = view.box.global_offset[1] + row % own_length;
     if (nearest[i] == sample * length + token) continue;
-    words.push_back(words.size() == kShown ? "..."
-                                           : place(sample, token) + " has " +
-                                                 place(nearest[i] / length, nearest[i] % length));
+    words.push_back(words.size() == kShown
+                        ? "..."
+                        : phrase(PhraseId::kTokenHas, {{"sample", sample},
+                                                       {"token", token},
+                                                       {"other_sample", nearest[i] / length},
+                                                       {"other_token", nearest[i] % length}}));
   }
-  if (words.empty()) return "";
-  return fmt::format("tokens stand at the places of others on rank {} ({})", view.rank,
-                     fmt::join(words, ", "));
+  if (words.empty()) return {};
+  NamedValues values = {{"rank", view.rank},
+                        NamedValue::words("tokens", fmt::format("{}", fmt::join(words, ", ")))};
+  if (nearest.size() < kMostListed) values.emplace_back("order", nearest);
+  return make_cause(CauseId::kTokensElsewhere, std::move(values));
 }
 
-std::string moved_on(const Evidence& e, const View& view) {
+Cause moved_on(const Evidence& e, const View& view) {
   const double error = distance(view.actual, view.expected);
-  if (!(error > e.tolerance() * norm_of(view.expected))) return "";
+  if (!(error > e.tolerance() * norm_of(view.expected))) return {};
   for (std::int64_t dim = 0; dim < view.actual.dim(); ++dim) {
-    if (std::string text = repeated(e, view, dim, error); !text.empty()) return text;
+    if (Cause cause = repeated(e, view, dim, error); !cause.empty()) return cause;
   }
   for (std::int64_t dim = 0; dim < view.actual.dim(); ++dim) {
-    if (std::string text = shifted(e, view, dim); !text.empty()) return text;
+    if (Cause cause = shifted(e, view, dim); !cause.empty()) return cause;
   }
   for (std::int64_t dim = 0; dim < view.actual.dim(); ++dim) {
-    if (std::string text = permuted(e, view, dim, error); !text.empty()) return text;
+    if (Cause cause = permuted(e, view, dim, error); !cause.empty()) return cause;
   }
   return tokens_of_elsewhere(e, view, error);
 }
@@ -199,60 +225,69 @@ std::optional<int> owner_of_values(const Evidence& e, const View& view) {
 
 }  // namespace
 
-std::string cause_other_ranks(const Evidence& e) {
+Cause cause_other_ranks(const Evidence& e) {
   const std::vector<const View*> bad = e.bad_views();
-  if (bad.empty() || !e.whole.defined()) return "";
+  if (bad.empty() || !e.whole.defined()) return {};
   std::vector<int> ranks, owners;
   bool is_told = false;
   for (const View* view : bad) {
     const auto owner = owner_of_values(e, *view);
-    if (!owner.has_value()) return "";
+    if (!owner.has_value()) return {};
     ranks.push_back(view->rank);
     owners.push_back(*owner);
     is_told = is_told || is_telling(view->actual);
   }
-  if (!is_told) return "";
-  return fmt::format("rank{} {} hold{} what rank{} {} should hold", ranks.size() == 1 ? "" : "s",
-                     fmt::join(ranks, ", "), ranks.size() == 1 ? "s" : "",
-                     owners.size() == 1 ? "" : "s", fmt::join(owners, ", "));
+  if (!is_told) return {};
+  return make_cause(CauseId::kValuesOfOtherRanks, {{"ranks", ranks}, {"owners", owners}});
 }
 
-std::string cause_moved_slices(const Evidence& e) {
+Cause cause_moved_slices(const Evidence& e) {
   // of several boxes of a rank one may be off by roundings alone
   const std::vector<const View*> all_bad = e.bad_views();
   const auto wrong = std::ranges::find_if(all_bad, [&](const View* view) {
     return distance(view->actual, view->expected) > e.tolerance() * norm_of(view->expected);
   });
   const View* const bad = wrong != all_bad.end() ? *wrong : e.first_bad_view();
-  if (bad == nullptr) return "";
-  std::vector<std::string> words;
+  if (bad == nullptr) return {};
+  std::vector<Cause> causes;
+  std::vector<int> ranks;
   for (const View& view : e.views) {
     if (view.box.global_offset != bad->box.global_offset || view.box.size != bad->box.size)
       continue;
-    if (std::string text = moved_on(e, view); !text.empty() && words.size() < 4)
-      words.push_back(std::move(text));
+    if (Cause cause = moved_on(e, view); !cause.empty() && causes.size() < 4) {
+      causes.push_back(std::move(cause));
+      ranks.push_back(view.rank);
+    }
   }
-  if (words.empty()) return "";
-  std::string text =
-      e.result.differing_axes.empty()
-          ? ""
-          : fmt::format("copies differ over {}; ", join_axes(e.result.differing_axes));
-  return text + fmt::format("{}", fmt::join(words, "; "));
+  if (causes.empty()) return {};
+  // the first one decides, the others follow in its words
+  NamedValues values = std::move(causes.front().values);
+  values.emplace_back("ranks", ranks);
+  if (!e.result.differing_axes.empty()) {
+    const std::string axes = join_axes(e.result.differing_axes);
+    values.emplace_back("axes", axes);
+    values.push_back(
+        NamedValue::words("copies_differ", phrase(PhraseId::kCopiesDifferOver, {{"axes", axes}})));
+  }
+  std::string others;
+  for (std::size_t i = 1; i < causes.size(); ++i) others += "; " + causes[i].text;
+  values.push_back(NamedValue::words("others", others));
+  return make_cause(causes.front().id, std::move(values));
 }
 
-std::string cause_same_values_elsewhere(const Evidence& e) {
+Cause cause_same_values_elsewhere(const Evidence& e) {
   const View* bad = e.first_bad_view();
-  if (bad == nullptr || bad->actual.numel() < 8) return "";
+  if (bad == nullptr || bad->actual.numel() < 8) return {};
   const Values theirs = bad->expected.sorted();
   const double left = distance(bad->actual.sorted(), theirs);
   // Sorting alone brings any two tensors of one distribution near: only equality up to rounding
   // counts.
   if (left > std::min(e.tolerance(), 1e-3) * norm_of(theirs) ||
       left > 0.01 * distance(bad->actual, bad->expected))
-    return "";
+    return {};
   if (tokens_stand_elsewhere(e, *bad))
-    return fmt::format("tokens permuted between samples on rank {}", bad->rank);
-  return fmt::format("permuted (the same values at other places) on rank {}", bad->rank);
+    return make_cause(CauseId::kTokensPermutedBetweenSamples, {{"rank", bad->rank}});
+  return make_cause(CauseId::kSameValuesElsewhere, {{"rank", bad->rank}});
 }
 
 }  // namespace isoshard::detail

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// A gradient norm whose square is the right one less, or more, the squares of some parameters or
 /// of some ranks.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -33,7 +31,8 @@ struct Group {
   std::string words;
   double squares = 0;
   std::set<std::string> members;
-  std::string too_often = "are counted twice";
+  CauseId too_often = CauseId::kSquaresCountedTwice;
+  NamedValues more = {};  ///< data
 };
 
 std::vector<ParameterSquares> squares_of(const Evidence& e) {
@@ -92,10 +91,11 @@ int copies_of_parts(const ParameterSquares& own, const MeshShape& mesh, Axis axi
 /// What a sum over an axis has too much if each rank adds its copy of a part that some share.
 void add_shared_parts(std::vector<Group>& groups, const std::vector<ParameterSquares>& parameters,
                       const MeshShape& mesh, Axis axis) {
-  Group shared{fmt::format("parts that several {} ranks hold", name_of(axis)),
+  Group shared{phrase(PhraseId::kPartsThatSeveralHold, {{"axis", name_of(axis)}}),
                0,
                {},
-               "are counted for each rank that holds a copy"};
+               CauseId::kSquaresOfCopiesCounted,
+               {{"axis", name_of(axis)}}};
   for (const ParameterSquares& own : parameters) {
     const int copies = copies_of_parts(own, mesh, axis);
     if (copies == 1) continue;
@@ -109,7 +109,8 @@ void add_shared_parts(std::vector<Group>& groups, const std::vector<ParameterSqu
 void add_vectors_behind_first(std::vector<Group>& groups,
                               const std::vector<ParameterSquares>& parameters,
                               const MeshShape& mesh, Axis axis) {
-  Group behind{fmt::format("parts of vectors on {} ranks above 0", name_of(axis)), 0, {}};
+  Group behind{phrase(PhraseId::kPartsOfVectors, {{"axis", name_of(axis)}}), 0, {}};
+  behind.more = {{"axis", name_of(axis)}};
   for (const ParameterSquares& own : parameters) {
     if (!own.is_vector || !own.is_split) continue;
     // copies of a part count once
@@ -132,13 +133,15 @@ std::vector<Group> groups_of(const std::vector<ParameterSquares>& parameters,
   }
   for (const ParameterSquares& own : parameters) {
     add_to(groups, own.name, own);
-    add_to(groups, "all " + kind_of(own.name), own);
-    if (own.name.find("norm") != std::string::npos) add_to(groups, "all norms", own);
-    if (own.name.ends_with(".bias")) add_to(groups, "all biases", own);
+    add_to(groups, phrase(PhraseId::kAll, {{"kind", kind_of(own.name)}}), own);
+    if (own.name.find("norm") != std::string::npos)
+      add_to(groups, phrase(PhraseId::kAllNorms), own);
+    if (own.name.ends_with(".bias")) add_to(groups, phrase(PhraseId::kAllBiases), own);
     const auto layer = layer_in(own.name);
     add_to(groups,
-           layer.has_value() ? "all parameters of " + own.name.substr(0, layer->end)
-                             : "all parameters outside of layers",
+           layer.has_value()
+               ? phrase(PhraseId::kAllParametersOf, {{"layer", own.name.substr(0, layer->end)}})
+               : phrase(PhraseId::kAllOutsideOfLayers),
            own);
   }
   for (const AxisDegree& axis : mesh.axes()) {
@@ -146,7 +149,9 @@ std::vector<Group> groups_of(const std::vector<ParameterSquares>& parameters,
     // elsewhere ranks of other axes hold copies of a part, or parts of it
     if (axis.degree == 1 || mesh.world_size() != axis.degree) continue;
     for (int c = 0; c < axis.degree; ++c) {
-      Group part{fmt::format("{} rank {}'s parts", name_of(axis.axis), c), 0, {}};
+      const NamedValues place = {{"axis", name_of(axis.axis)}, {"coordinate", c}};
+      Group part{phrase(PhraseId::kPartsOfRank, place), 0, {}};
+      part.more = place;
       for (const ParameterSquares& own : parameters) {
         double of_coordinate = 0;
         for (const auto& [rank, squares] : own.of_rank) {
@@ -164,20 +169,20 @@ std::vector<Group> groups_of(const std::vector<ParameterSquares>& parameters,
 
 }  // namespace
 
-std::string cause_norm_squares(const Evidence& e) {
+Cause cause_norm_squares(const Evidence& e) {
   // the norm is added up in fp64, or rounded to fp32 at the end
   constexpr double kRounding = 4e-7, kLeastTold = 50;
   const View* bad = e.first_bad_view();
-  if (bad == nullptr || e.wanted.key.name != "grad_norm" || e.whole.numel() != 1) return "";
+  if (bad == nullptr || e.wanted.key.name != "grad_norm" || e.whole.numel() != 1) return {};
   const std::vector<ParameterSquares> parameters = squares_of(e);
   double all = 0;
   for (const ParameterSquares& own : parameters) all += own.all;
   const double expected = e.whole.item(), actual = bad->actual.item();
   // the gradients must be right, and the norm one of all of them
   if (all == 0 || !is_near(std::sqrt(all), expected, std::clamp(e.tolerance(), 1e-4, 0.02)))
-    return "";
+    return {};
   const double off = actual * actual - all, noise = kRounding * all;
-  if (std::fabs(off) < kLeastTold * noise) return "";
+  if (std::fabs(off) < kLeastTold * noise) return {};
   std::vector<Group> fitting;
   for (Group& group : groups_of(parameters, e.actual.mesh)) {
     if (std::fabs(std::fabs(off) - group.squares) > 2 * noise) continue;
@@ -185,13 +190,17 @@ std::string cause_norm_squares(const Evidence& e) {
         fitting, [&](const Group& known) { return known.members == group.members; });
     if (!is_known) fitting.push_back(std::move(group));
   }
-  if (fitting.size() != 1) return "";  // none, or more than one by chance
+  if (fitting.size() != 1) return {};  // none, or more than one by chance
   const Group& group = fitting.front();
-  const std::string count =
-      group.members.size() > 1 ? fmt::format(" ({} parameters)", group.members.size()) : "";
-  return off < 0 ? fmt::format("too small; the squares of {}{} are left out", group.words, count)
-                 : fmt::format("too large; the squares of {}{} {}", group.words, count,
-                               group.too_often);
+  constexpr std::size_t kMostListed = 64;
+  NamedValues values = group.more;
+  values.push_back(NamedValue::words("group", group.words));
+  values.emplace_back("num_parameters", group.members.size());
+  if (group.members.size() < kMostListed) values.emplace_back("parameters", group.members);
+  if (group.members.size() > 1)
+    values.push_back(NamedValue::words(
+        "count", phrase(PhraseId::kParameterCount, {{"count", group.members.size()}})));
+  return make_cause(off < 0 ? CauseId::kSquaresLeftOut : group.too_often, std::move(values));
 }
 
 }  // namespace isoshard::detail

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <string>
 #include <utility>
 #include <vector>
@@ -115,13 +116,15 @@ bool has_right_copies(const std::vector<std::vector<bool>>& wrong) {
 
 }  // namespace
 
-std::string cause_part_differs(const Evidence& e) {
+Cause cause_part_differs(const Evidence& e) {
   const View* const bad = e.first_bad_view();
-  if (bad == nullptr) return "";
+  if (bad == nullptr) return {};
   const double near = 4 * std::min(e.tolerance(), 0.02);
   for (const Axis axis : e.result.differing_axes) {
     std::vector<std::vector<bool>> wrong;
     std::vector<std::string> words;
+    std::vector<int> coordinates;
+    std::vector<std::int64_t> begins, ends;
     bool fits = true;
     for (const int rank : e.actual.mesh.group_of(bad->rank, axis)) {
       const View* const view = e.view_of(rank);
@@ -140,16 +143,26 @@ std::string cause_part_differs(const Evidence& e) {
       const std::vector<ElementRun> runs = copy.runs_in(wrong.back());
       fits = !runs.empty();
       if (!fits) break;
-      words.push_back(fmt::format("elements {} on {} rank {}", runs_in_words(runs), name_of(axis),
-                                  e.actual.mesh.coordinate(rank, axis)));
+      for (const auto& [first, last] : runs) {
+        begins.push_back(first);
+        ends.push_back(last);
+      }
+      coordinates.push_back(e.actual.mesh.coordinate(rank, axis));
+      words.push_back(phrase(PhraseId::kElementsOnRank, {{"elements", runs_in_words(runs)},
+                                                         {"axis", name_of(axis)},
+                                                         {"coordinate", coordinates.back()}}));
     }
     if (!fits || words.empty() || wrong.size() < 2 || !has_right_copies(wrong)) continue;
-    return fmt::format(
-        "copies differ over {} in a part of the elements, which another rank has right and which "
-        "has not reached the others: {}",
-        name_of(axis), fmt::join(words, "; "));
+    NamedValues values = {{"axis", name_of(axis)},
+                          {"coordinates", coordinates},
+                          NamedValue::words("elements", fmt::format("{}", fmt::join(words, "; ")))};
+    if (begins.size() < kMostRuns) {
+      values.emplace_back("begins", begins);
+      values.emplace_back("ends", ends);
+    }
+    return make_cause(CauseId::kPartNotReached, std::move(values));
   }
-  return "";
+  return {};
 }
 
 }  // namespace isoshard::detail

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Causes that lie in what was read: masks drawn alike, parameters of an earlier step, buffers that
 /// hold something else.
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
+#include <cmath>
 #include <optional>
 #include <set>
+#include <span>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -108,8 +108,8 @@ std::vector<Values> outputs_with(const Evidence& e, const View& view, const Modu
   return outputs;
 }
 
-std::string stale_parameters(const Evidence& e, const View& bad) {
-  if (bad.box.size.empty()) return "";
+Cause stale_parameters(const Evidence& e, const View& bad) {
+  if (bad.box.size.empty()) return {};
   const int step = e.wanted.key.step;
   const std::string& name = e.wanted.key.name;
   const ModuleParameters now = parameters_read_in(e, step, name);
@@ -121,13 +121,15 @@ std::string stale_parameters(const Evidence& e, const View& bad) {
       const auto axis = e.axis_of(e.bad_ranks());
       const std::string where = axis.has_value()
                                     ? e.coordinates_in_words(e.bad_ranks(), *axis)
-                                    : fmt::format("rank{} {}", e.bad_ranks().size() == 1 ? "" : "s",
-                                                  fmt::join(e.bad_ranks(), ", "));
-      return fmt::format("parameters read in step {}: {}.weight stale by {} step{} on {}", step,
-                         e.wanted.key.name, back, back == 1 ? "" : "s", where);
+                                    : phrase(PhraseId::kRanks, {{"ranks", e.bad_ranks()}});
+      return make_cause(CauseId::kStaleParametersRead, {{"step", step},
+                                                        {"parameter", name + ".weight"},
+                                                        {"steps", back},
+                                                        {"ranks", e.bad_ranks()},
+                                                        NamedValue::words("where", where)});
     }
   }
-  return "";
+  return {};
 }
 
 /// Other modules whose parameters have the shapes of this one's: those of other layers first.
@@ -149,28 +151,30 @@ std::vector<std::string> modules_alike(const Evidence& e, const ModuleParameters
 }
 
 /// A layer that is computed with the parameters of another one.
-std::string parameters_of_another(const Evidence& e, const View& bad) {
-  if (bad.box.size.empty() || !is_telling(bad.actual)) return "";
+Cause parameters_of_another(const Evidence& e, const View& bad) {
+  if (bad.box.size.empty() || !is_telling(bad.actual)) return {};
   const int step = e.wanted.key.step;
   const ModuleParameters now = parameters_read_in(e, step, e.wanted.key.name);
-  if (!now.weight.defined()) return "";
+  if (!now.weight.defined()) return {};
   // One product for each of up to 16 modules and 24 inputs: what takes minutes is not tried.
   constexpr double kMostProducts = 1e8;
   const double of_one = static_cast<double>(now.weight.numel()) *
                         (now.weight.dim() < 2 ? 1
                                               : static_cast<double>(bad.actual.numel()) /
                                                     static_cast<double>(bad.box.size.back()));
-  if (of_one > kMostProducts) return "";
+  if (of_one > kMostProducts) return {};
   for (const std::string& module : modules_alike(e, now)) {
     const ModuleParameters other = parameters_read_in(e, step, module);
     if (!other.weight.defined() || other.bias.defined() != now.bias.defined()) continue;
     for (const Values& output : outputs_with(e, bad, now, other)) {
       if (output.shape() != bad.actual.shape() || !e.explains_each(output, bad)) continue;
-      return fmt::format("parameters read: {}.weight in the place of {}.weight{}", module,
-                         e.wanted.key.name, e.on_bad_ranks());
+      return make_cause(CauseId::kParametersOfAnother,
+                        {{"read", module + ".weight"},
+                         {"parameter", e.wanted.key.name + ".weight"},
+                         e.on_bad_ranks()});
     }
   }
-  return "";
+  return {};
 }
 
 /// How many features of the output are wrong, if they are the first ones; whether they are off by
@@ -210,10 +214,10 @@ std::optional<WrongFeatures> first_features(const Evidence& e, const View& bad) 
 
 /// Of a parameter that follows another one in a buffer: the first elements, as many as pad the
 /// other one's shards, are wrong.
-std::string predecessor_padding(const Evidence& e, const View& bad) {
-  if (bad.box.size.size() < 2) return "";
+Cause predecessor_padding(const Evidence& e, const View& bad) {
+  if (bad.box.size.size() < 2) return {};
   const auto wrong = first_features(e, bad);
-  if (!wrong.has_value()) return "";
+  if (!wrong.has_value()) return {};
   const Record* before = nullptr;
   for (const Record& record : e.reference.trace().ranks.at(0).records) {
     if (record.key.kind != RecordKind::kParam || stage_of(record.key) != Stage::kParametersRead)
@@ -235,13 +239,12 @@ std::string predecessor_padding(const Evidence& e, const View& bad) {
           : own.size() == 1 ? !wrong->is_scaled
                             : wrong->count == wrong->all)
         continue;
-      return fmt::format(
-          "gathered parameters: first {} elements of the weight after {} ({}) are wrong "
-          "(predecessor padding)",
-          covered, predecessor->key.name, name);
+      return make_cause(
+          CauseId::kPredecessorPadding,
+          {{"elements", covered}, {"predecessor", predecessor->key.name}, {"parameter", name}});
     }
   }
-  return "";
+  return {};
 }
 
 /// Where `part` stands in `whole`, both vectors, beginning anywhere and over an end of either: the
@@ -291,10 +294,10 @@ Values held_of(const Evidence& e, int rank, const RecordKey& key) {
 
 }  // namespace
 
-std::string cause_in_masks(const Evidence& e) {
+Cause cause_in_masks(const Evidence& e) {
   const View* bad = e.wanted.key.kind == RecordKind::kMask ? e.first_bad_view() : nullptr;
   if (bad == nullptr || bad->actual.numel() == 0 || bad->actual.min() == bad->actual.max())
-    return "";
+    return {};
   const PartStats& own = e.held_by(bad->rank)->record->parts[0];
   for (const AxisDegree& axis : e.actual.mesh.axes()) {
     std::vector<int> alike;
@@ -312,28 +315,30 @@ std::string cause_in_masks(const Evidence& e) {
     const Shape &first = *places.begin(), &second = *places.rbegin();
     const bool same_samples = first[0] == second[0],
                is_of_tokens = same_samples && first.size() == 3 && first[1] != second[1];
-    return fmt::format("{} use one mask for different {}", e.coordinates_in_words(alike, axis.axis),
-                       is_of_tokens   ? "tokens"
-                       : same_samples ? "places"
-                                      : "samples");
+    const CauseId id = is_of_tokens   ? CauseId::kOneMaskForTokens
+                       : same_samples ? CauseId::kOneMaskForPlaces
+                                      : CauseId::kOneMaskForSamples;
+    const std::string where = e.coordinates_in_words(alike, axis.axis);
+    return make_cause(
+        id, {{"axis", name_of(axis.axis)}, {"ranks", alike}, NamedValue::words("where", where)});
   }
-  return "";
+  return {};
 }
 
-std::string cause_in_weights_read(const Evidence& e) {
+Cause cause_in_weights_read(const Evidence& e) {
   const View* bad = e.wanted.key.kind == RecordKind::kActivation ? e.first_bad_view() : nullptr;
-  if (bad == nullptr) return "";
+  if (bad == nullptr) return {};
   for (const auto pattern : {stale_parameters, parameters_of_another, predecessor_padding}) {
-    if (std::string text = pattern(e, *bad); !text.empty()) return text;
+    if (Cause cause = pattern(e, *bad); !cause.empty()) return cause;
   }
-  return "";
+  return {};
 }
 
-std::string cause_other_tensor(const Evidence& e) {
+Cause cause_other_tensor(const Evidence& e) {
   const std::vector<const View*> bad = e.bad_views();
   const RecordKey& key = e.wanted.key;
-  // weights as read have words of their own (cause_in_shards, cause_in_places)
-  if (bad.empty() || e.whole.dim() == 0 || stage_of(key) == Stage::kParametersRead) return "";
+  // weights as read have causes of their own (cause_in_shards, cause_in_places)
+  if (bad.empty() || e.whole.dim() == 0 || stage_of(key) == Stage::kParametersRead) return {};
   std::int64_t searched = 0;
   std::string found;
   for (const Record& record : e.reference.trace().ranks.at(0).records) {
@@ -343,7 +348,7 @@ std::string cause_other_tensor(const Evidence& e) {
         record.layout.global_shape != e.wanted.layout.global_shape)
       continue;
     searched += numel_of(record.layout.global_shape);
-    if (searched > kMostSearched) return "";
+    if (searched > kMostSearched) return {};
     const Values values = e.reference_value(other) / record.grad_scale;
     const bool fits = std::ranges::all_of(bad, [&](const View* view) {
       const Values own = values.cut(view->box.global_offset, view->box.size);
@@ -353,22 +358,19 @@ std::string cause_other_tensor(const Evidence& e) {
     const bool is_sibling = parent_of(other.name) == parent_of(key.name);
     if (fits && (found.empty() || is_sibling)) found = other.name;
   }
-  if (found.empty()) return "";
-  const std::string where = e.on_bad_ranks();
-  if (key.kind == RecordKind::kActivationGrad)
-    return fmt::format(
-        "equals the gradient at {}: taken for it, or what else should be added on the way is "
-        "missing{}",
-        found, where);
-  return fmt::format("has the values of {}{}", found, where);
+  if (found.empty()) return {};
+  const bool is_gradient = key.kind == RecordKind::kActivationGrad;
+  return make_cause(
+      is_gradient ? CauseId::kGradientOfOtherActivation : CauseId::kValuesOfOtherTensor,
+      {{"other", found}, e.on_bad_ranks()});
 }
 
-std::string cause_in_other_gradients(const Evidence& e) {
+Cause cause_in_other_gradients(const Evidence& e) {
   const Stage stage = stage_of(e.wanted.key);
   const bool is_searched =
       e.wanted.key.kind == RecordKind::kGrad || stage == Stage::kParameterAfterStep;
   const View* bad = is_searched ? e.first_bad_view() : nullptr;
-  if (bad == nullptr || bad->actual.numel() < 8) return "";
+  if (bad == nullptr || bad->actual.numel() < 8) return {};
   const Values actual = bad->actual.flattened();
   const Values difference = (bad->actual - bad->expected).flattened();
   const double tolerance = std::min(e.tolerance(), 1e-2);
@@ -377,7 +379,7 @@ std::string cause_in_other_gradients(const Evidence& e) {
   std::int64_t end = difference.numel();
   while (end > 0 && !(std::fabs(difference.flat()[static_cast<std::size_t>(end - 1)]) > allowed))
     --end;
-  if (end == 0) return "";
+  if (end == 0) return {};
   std::int64_t searched = 0;
   for (const Record& record : e.reference.trace().ranks.at(0).records) {
     const RecordKey& key = record.key;
@@ -388,16 +390,17 @@ std::string cause_in_other_gradients(const Evidence& e) {
         key.name == e.wanted.key.name)
       continue;
     searched += numel_of(record.layout.global_shape);
-    if (searched > kMostSearched) return "";
+    if (searched > kMostSearched) return {};
     const auto overlap =
         find_overlap(actual.narrow(0, 0, end), held_of(e, bad->rank, key).flattened(), tolerance);
     if (!overlap.has_value()) continue;
     // weights of norms may all be alike
     if (!is_telling(actual.narrow(0, overlap->begin, overlap->end - overlap->begin))) continue;
-    return fmt::format("wrong values equal values of {} (from element {} on)", key.name,
-                       std::max<std::int64_t>(0, overlap->offset));
+    return make_cause(
+        CauseId::kWrongValuesOfOtherTensor,
+        {{"other", key.name}, {"element", std::max<std::int64_t>(0, overlap->offset)}});
   }
-  return "";
+  return {};
 }
 
 }  // namespace isoshard::detail

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Causes that show beside what the same run recorded before it was saved and loaded.
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <numeric>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "harness/causes/run_causes.h"
 
@@ -68,16 +68,19 @@ bool parameters_are_right(const Trace& run, int step) {
   return true;
 }
 
-std::string owner_in_words(const Evidence& e, const RecordKey& saved, const std::string& owner,
-                           bool is_swapped) {
-  const std::string what =
-      state_of(saved.name).starts_with("exp_avg") ? "moments" : state_of(saved.name);
-  const std::string ours = module_of(saved.name), theirs = module_of(owner);
-  const std::string words =
-      is_swapped ? fmt::format("{} of {} and {} are swapped", what, ours, theirs)
-                 : fmt::format("{} of {} are those that were saved of {}", what, ours, theirs);
-  return fmt::format("optimizer state after load: {}{}", words,
-                     parameters_are_right(e.actual, saved.step) ? "; parameters right" : "");
+Cause cause_of_owner(const Evidence& e, const RecordKey& saved, const std::string& owner,
+                     bool is_swapped) {
+  const std::string state = state_of(saved.name);
+  NamedValues values = {
+      {"state", state.starts_with("exp_avg") ? phrase(PhraseId::kMoments) : state},
+      {"module", module_of(saved.name)},
+      {"other", module_of(owner)},
+      {"parameter", parent_of(saved.name)},
+      {"owner", parent_of(owner)}};
+  if (parameters_are_right(e.actual, saved.step))
+    values.push_back(NamedValue::words("parameters_right", phrase(PhraseId::kParametersRight)));
+  return make_cause(is_swapped ? CauseId::kOptimizerStatesSwapped : CauseId::kOptimizerStateOfOther,
+                    std::move(values));
 }
 
 /// Whether what ranks hold of a loaded state is what `owner`'s was in the reference when it was
@@ -105,7 +108,7 @@ bool holds_values_of(const Evidence& e, const RecordKey& loaded, const RecordKey
 
 /// The same where ranks hold other pieces of the owner's than of this state: told by the
 /// reference's values.
-std::string owner_by_values(const Evidence& e, const RecordKey& saved) {
+Cause owner_by_values(const Evidence& e, const RecordKey& saved) {
   for (const Record& other : e.reference.trace().ranks.at(0).records) {
     const bool may_own = other.key.step == saved.step && other.key.kind == saved.kind &&
                          other.key.call == saved.call && other.key.name != saved.name &&
@@ -114,13 +117,13 @@ std::string owner_by_values(const Evidence& e, const RecordKey& saved) {
     if (!may_own || !holds_values_of(e, e.wanted.key, other.key)) continue;
     RecordKey theirs = other.key;
     ++theirs.call;
-    return owner_in_words(e, saved, other.key.name, holds_values_of(e, theirs, saved));
+    return cause_of_owner(e, saved, other.key.name, holds_values_of(e, theirs, saved));
   }
-  return "";
+  return {};
 }
 
 /// State that was another state of the same parameter when it was saved.
-std::string other_state(const Evidence& e, const RecordKey& saved) {
+Cause other_state(const Evidence& e, const RecordKey& saved) {
   const std::string parameter = parent_of(saved.name);
   for (const Record& other : e.reference.trace().ranks.at(0).records) {
     const bool may_be = other.key.step == saved.step && other.key.kind == saved.kind &&
@@ -128,22 +131,23 @@ std::string other_state(const Evidence& e, const RecordKey& saved) {
                         parent_of(other.key.name) == parameter &&
                         other.layout.global_shape == e.wanted.layout.global_shape;
     if (may_be && holds_values_of(e, e.wanted.key, other.key))
-      return fmt::format("optimizer state after load: {} of {} is what was saved as {}",
-                         state_of(saved.name), parameter, state_of(other.key.name));
+      return make_cause(CauseId::kOptimizerStateOfOtherKind, {{"state", state_of(saved.name)},
+                                                              {"parameter", parameter},
+                                                              {"other", state_of(other.key.name)}});
   }
-  return "";
+  return {};
 }
 
 /// Optimizer state that was another parameter's when it was saved.
-std::string wrong_owner(const Evidence& e) {
+Cause wrong_owner(const Evidence& e) {
   RecordKey saved = e.wanted.key;
-  if (--saved.call < 0) return "";
+  if (--saved.call < 0) return {};
   std::string owner;
   bool is_swapped = true;
   for (const int rank : e.bad_ranks()) {
     const Held* held = e.held_by(rank);
     const Record* own = held == nullptr ? nullptr : held->rank->find(saved);
-    if (own == nullptr || digests_of(*own) == digests_of(*held->record)) return "";
+    if (own == nullptr || digests_of(*own) == digests_of(*held->record)) return {};
     std::string found;
     for (const Record& other : held->rank->records) {
       const bool may_own = other.key.step == saved.step && other.key.kind == saved.kind &&
@@ -160,23 +164,23 @@ std::string wrong_owner(const Evidence& e) {
     if (found.empty() || (!owner.empty() && owner != found)) return owner_by_values(e, saved);
     owner = found;
   }
-  return owner.empty() ? owner_by_values(e, saved) : owner_in_words(e, saved, owner, is_swapped);
+  return owner.empty() ? owner_by_values(e, saved) : cause_of_owner(e, saved, owner, is_swapped);
 }
 
-std::string state_of_another(const Evidence& e) {
-  std::string words = wrong_owner(e);
+Cause state_of_another(const Evidence& e) {
+  Cause cause = wrong_owner(e);
   RecordKey saved = e.wanted.key;
-  return !words.empty() || --saved.call < 0 ? words : other_state(e, saved);
+  return !cause.empty() || --saved.call < 0 ? cause : other_state(e, saved);
 }
 
-std::string ranks_in_words(std::vector<int> ranks) {
-  std::sort(ranks.begin(), ranks.end());
-  if (ranks.size() == 1) return fmt::format("mask of rank {} equals", ranks.front());
+/// Of sorted ranks.
+std::string masks_of(const std::vector<int>& ranks) {
+  if (ranks.size() == 1) return phrase(PhraseId::kMaskOfRankEquals, {{"rank", ranks.front()}});
   std::vector<int> row(ranks.size());
   std::iota(row.begin(), row.end(), ranks.front());
   if (ranks != row || ranks.size() == 2)
-    return fmt::format("masks of ranks {} equal", fmt::join(ranks, ", "));
-  return fmt::format("masks of ranks {}..{} equal", ranks.front(), ranks.back());
+    return phrase(PhraseId::kMasksOfRanksEqual, {{"ranks", ranks}});
+  return phrase(PhraseId::kMasksOfRowEqual, {{"first", ranks.front()}, {"last", ranks.back()}});
 }
 
 bool masks_were_right(const Trace& run, int before_step) {
@@ -194,7 +198,7 @@ bool masks_were_right(const Trace& run, int before_step) {
 }
 
 /// Masks of the first step behind a load that are all those of one right rank.
-std::string stream_of_another_rank(const Evidence& e) {
+Cause stream_of_another_rank(const Evidence& e) {
   const std::vector<int>& bad = e.bad_ranks();
   for (const Held& right : e.held) {
     const bool is_right = std::find(bad.begin(), bad.end(), right.rank->rank) == bad.end();
@@ -205,11 +209,16 @@ std::string stream_of_another_rank(const Evidence& e) {
              digests_of(*held->record) == digests_of(*right.record);
     });
     if (!explains) continue;
-    return fmt::format(
-        "after resume: {} the mask of rank {}{}", ranks_in_words(bad), right.rank->rank,
-        masks_were_right(e.actual, e.wanted.key.step) ? "; right before saving" : "");
+    std::vector<int> sorted = bad;
+    std::sort(sorted.begin(), sorted.end());
+    NamedValues values = {{"ranks", sorted},
+                          {"owner", right.rank->rank},
+                          NamedValue::words("masks", masks_of(sorted))};
+    if (masks_were_right(e.actual, e.wanted.key.step))
+      values.push_back(NamedValue::words("right_before", phrase(PhraseId::kRightBeforeSaving)));
+    return make_cause(CauseId::kMasksOfOtherRank, std::move(values));
   }
-  return "";
+  return {};
 }
 
 /// Whether what the rank recorded before the record of this key was the reference's.
@@ -225,7 +234,7 @@ bool was_right_before(const Evidence& e, RecordKey key) {
 }
 
 /// The steps by which a sampler is ahead of the reference's, or behind it.
-std::string place_of_sampler(const Evidence& e, const View& bad) {
+Cause place_of_sampler(const Evidence& e, const View& bad) {
   for (const Record& other : e.reference.trace().ranks.at(0).records) {
     RecordKey here = e.wanted.key;
     here.step = other.key.step;
@@ -233,41 +242,48 @@ std::string place_of_sampler(const Evidence& e, const View& bad) {
     if (other.key != here || ahead == 0) continue;
     const Values there = e.reference_value(other.key).cut(bad.box.global_offset, bad.box.size);
     if (!equal(there, bad.actual)) continue;
-    return fmt::format("sampler {} step{} {}", std::abs(ahead), std::abs(ahead) == 1 ? "" : "s",
-                       ahead > 0 ? "ahead" : "behind");
+    return make_cause(ahead > 0 ? CauseId::kSamplerAhead : CauseId::kSamplerBehind,
+                      {{"steps", std::abs(ahead)}});
   }
-  return "";
+  return {};
 }
 
 }  // namespace
 
-std::string cause_in_progress(const Evidence& e) {
+Cause cause_in_progress(const Evidence& e) {
   const View* bad = e.result.comparison.stage == Stage::kProgress && !e.views.empty()
                         ? e.first_bad_view()
                         : nullptr;
-  if (bad == nullptr || bad->actual.numel() == 0) return "";
+  if (bad == nullptr || bad->actual.numel() == 0) return {};
   const std::string& name = e.wanted.key.name;
   if (name == "next_sample_ids") return place_of_sampler(e, *bad);
   const Values actual = bad->actual.contiguous(), expected = bad->expected.contiguous();
   const auto seen = actual.flat(), wanted = expected.flat();
-  const std::string when = e.wanted.key.call > 0 ? "after resume: " : "",
-                    before = was_right_before(e, e.wanted.key) ? "; right before saving" : "";
-  if (name == "optimizer_steps" && seen.size() == 2)
-    return fmt::format("{}{:g} updates counted, {:g} were made{}", when, seen[0], wanted[0],
-                       before);
-  if (name != "rng_state" || seen.size() != 3) return "";
-  if (seen[0] == wanted[0] && seen[1] == wanted[1])
-    return fmt::format("{}masks of step {:g}, expected {:g}{}", when, seen[2], wanted[2], before);
-  return fmt::format("{}another seed of masks{}", when, before);
+  NamedValues values;
+  if (e.wanted.key.call > 0)
+    values.push_back(NamedValue::words("when", phrase(PhraseId::kAfterResume)));
+  if (was_right_before(e, e.wanted.key))
+    values.push_back(NamedValue::words("right_before", phrase(PhraseId::kRightBeforeSaving)));
+  if (name == "optimizer_steps" && seen.size() == 2) {
+    values.emplace_back("counted", seen[0]);
+    values.emplace_back("made", wanted[0]);
+    return make_cause(CauseId::kUpdatesMiscounted, std::move(values));
+  }
+  if (name != "rng_state" || seen.size() != 3) return {};
+  if (seen[0] != wanted[0] || seen[1] != wanted[1])
+    return make_cause(CauseId::kOtherMaskSeed, std::move(values));
+  values.emplace_back("step", seen[2]);
+  values.emplace_back("expected", wanted[2]);
+  return make_cause(CauseId::kMasksOfOtherStep, std::move(values));
 }
 
 bool is_of_loading(const RecordKey& key) {
   return key.kind == RecordKind::kParam && key.call >= usual_calls(key.step);
 }
 
-std::string cause_in_loading(const Evidence& e) {
+Cause cause_in_loading(const Evidence& e) {
   if (e.wanted.key.kind == RecordKind::kOptimizer) return state_of_another(e);
-  return e.wanted.key.kind == RecordKind::kMask ? stream_of_another_rank(e) : "";
+  return e.wanted.key.kind == RecordKind::kMask ? stream_of_another_rank(e) : Cause();
 }
 
 }  // namespace isoshard::detail

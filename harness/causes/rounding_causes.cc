@@ -96,23 +96,21 @@ bool is_off_by_half_a_step(const std::vector<const View*>& bad, double tolerance
   return count > 0 && steps > 0.2 * static_cast<double>(count);
 }
 
-std::string rounded_values(const Evidence& e, const std::vector<const View*>& bad, int own_bits) {
+Cause rounded_values(const Evidence& e, const std::vector<const View*>& bad, int own_bits) {
   Bits actual, expected;
   for (const View* view : bad) {
     const Values seen = view->actual.contiguous(), right = view->expected.contiguous();
     for (const double value : seen.flat()) actual.add(value);
     for (const double value : right.flat()) expected.add(value);
   }
-  if (actual.all < kLeastElements) return "";
+  if (actual.all < kLeastElements) return {};
   for (const auto& [bits, name] : kCoarse) {
     if (bits >= own_bits || actual.share(bits) < 1) continue;
-    if (expected.share(bits) > 0.5 || !is_off_by_half_a_step(bad, e.tolerance(), bits)) return "";
-    return fmt::format(
-        "rounded to {}: all {} values have at most {} significant bits, and differ from the right "
-        "ones by at most half a step{}",
-        name, actual.all, bits, e.on_bad_ranks());
+    if (expected.share(bits) > 0.5 || !is_off_by_half_a_step(bad, e.tolerance(), bits)) return {};
+    return make_cause(CauseId::kRounded,
+                      {{"dtype", name}, {"values", actual.all}, {"bits", bits}, e.on_bad_ranks()});
   }
-  return "";
+  return {};
 }
 
 /// How the numbers of wrong ranks look once they are multiplied with what a mean divides by, which
@@ -152,8 +150,8 @@ bool are_sums_of(const Undivided& numbers, int bits) {
 
 /// Means over dp of rounded summands, times the degree, and sums of rounded gradients of
 /// micro-batches are sums of few numbers of few bits.
-std::string rounded_summands(const Evidence& e, const std::vector<const View*>& bad, int own_bits) {
-  if (e.wanted.key.kind != RecordKind::kGrad) return "";
+Cause rounded_summands(const Evidence& e, const std::vector<const View*>& bad, int own_bits) {
+  if (e.wanted.key.kind != RecordKind::kGrad) return {};
   std::vector<std::pair<int, std::string_view>> sums;  // what they are divided by, and over what
   for (const AxisDegree& axis : e.actual.mesh.axes()) {
     const bool is_averaged = axis.axis == Axis::kDp || axis.axis == Axis::kDpReplicate;
@@ -172,13 +170,16 @@ std::string rounded_summands(const Evidence& e, const std::vector<const View*>& 
       numbers = std::move(own);
     }
     if (over.empty()) continue;
-    return fmt::format(
-        "summands rounded to {} before they are added over {}: {:.0f} % of {} values are sums of "
-        "numbers of {} significant bits{}",
-        name, fmt::join(over, " or "), 100 * numbers.actual.share(bits + kMoreBits),
-        numbers.actual.all, bits, e.on_bad_ranks());
+    return make_cause(CauseId::kSummandsRounded,
+                      {{"dtype", name},
+                       {"over", over},
+                       NamedValue::words("added_over", fmt::format("{}", fmt::join(over, " or "))),
+                       {"percent", 100 * numbers.actual.share(bits + kMoreBits)},
+                       {"values", numbers.actual.all},
+                       {"bits", bits},
+                       e.on_bad_ranks()});
   }
-  return "";
+  return {};
 }
 
 /// Whether some sum in fp32 gives `one` when it is divided, and `other` when it is multiplied with
@@ -197,11 +198,11 @@ bool is_of_one_sum(float one, float other, int ranks) {
 
 }  // namespace
 
-std::string cause_reciprocal(const Evidence& e) {
+Cause cause_reciprocal(const Evidence& e) {
   const std::vector<const View*> bad = e.bad_views();
   if (bad.empty() || e.wanted.dtype != Dtype::kFloat32 ||
       e.held_by(bad.front()->rank)->record->dtype != Dtype::kFloat32)
-    return "";
+    return {};
   for (const AxisDegree& axis : e.actual.mesh.axes()) {
     const bool is_averaged = axis.axis == Axis::kDp || axis.axis == Axis::kDpReplicate;
     // the reciprocal of a power of 2 is not rounded
@@ -225,43 +226,45 @@ std::string cause_reciprocal(const Evidence& e) {
         return true;
       });
       if (!fits || differing < kLeastElements) continue;
-      return fmt::format(
-          "{} {} = {}: each of {} values, {} of which differ, is what that makes of one sum{}",
-          multiplies ? "multiplied with the rounded reciprocal in place of divided by"
-                     : "divided in place of multiplied with the rounded reciprocal of",
-          axis.degree, name_of(axis.axis), all, differing, e.on_bad_ranks());
+      return make_cause(
+          multiplies ? CauseId::kMultipliedWithReciprocal : CauseId::kNotMultipliedWithReciprocal,
+          {{"ranks", axis.degree},
+           {"axis", name_of(axis.axis)},
+           {"values", all},
+           {"differing", differing},
+           e.on_bad_ranks()});
     }
   }
-  return "";
+  return {};
 }
 
 /// Sums of micro-batches that each rank holds of its own samples. What they should be is known of
 /// their sum alone, but sums in a wide dtype have more bits than what was added.
-std::string cause_rounded_sums(const Evidence& e) {
+Cause cause_rounded_sums(const Evidence& e) {
   if (e.wanted.key.kind != RecordKind::kGrad || e.wanted.key.call == 0 ||
       !final_gradient_of(e.wanted.key).has_value())
-    return "";
+    return {};
   Bits held;
   int own_bits = 0;
   for (const Held& h : e.held) {
     const Record& record = *h.record;
-    if (!record.kept || h.rank->arena == nullptr || !is_partial(record.layout)) return "";
+    if (!record.kept || h.rank->arena == nullptr || !is_partial(record.layout)) return {};
     own_bits = bits_of(record.dtype);
     const Values own = Values(h.rank->tensor(record)).contiguous();
     for (const double value : own.flat()) held.add(value);
   }
-  if (held.all < kLeastElements) return "";
+  if (held.all < kLeastElements) return {};
   for (const auto& [bits, name] : kCoarse) {
     if (bits >= own_bits || held.share(bits) < 1) continue;
     // a single gradient in a wide dtype has few bits, too: then others are missing
     const double most = std::ldexp(8, -bits);
     if (!(e.result.comparison.stats.relative_error() <= most)) continue;
-    return fmt::format(
-        "rounded to {}: all {} values that ranks hold after micro-batch {} have at most {} "
-        "significant bits",
-        name, held.all, e.wanted.key.call, bits);
+    return make_cause(CauseId::kMicroBatchSumsRounded, {{"dtype", name},
+                                                        {"values", held.all},
+                                                        {"micro_batch", e.wanted.key.call},
+                                                        {"bits", bits}});
   }
-  return "";
+  return {};
 }
 
 namespace {
@@ -280,10 +283,10 @@ Values masters_of(const Evidence& e, const RankTrace& rank, const Record& record
 }  // namespace
 
 /// The run's own masters say what parameters must be to the last bit.
-std::string cause_cut_off_master(const Evidence& e) {
+Cause cause_cut_off_master(const Evidence& e) {
   const std::string name(stepped_parameter(e.wanted.key));
   const RecordKey master{e.wanted.key.step, RecordKind::kOptimizer, name + ".master", 0};
-  if (name.empty() || e.wanted.key.kind != RecordKind::kParam) return "";
+  if (name.empty() || e.wanted.key.kind != RecordKind::kParam) return {};
   const int bits = bits_of(e.wanted.dtype);
   std::int64_t cut = 0, all = 0;
   for (const View* const view : e.bad_views()) {
@@ -291,36 +294,35 @@ std::string cause_cut_off_master(const Evidence& e) {
     const Record* const record = held->rank->find(master);
     if (record == nullptr || bits == 0 || bits_of(held->record->dtype) != bits ||
         bits_of(record->dtype) <= bits)
-      return "";
+      return {};
     const Values masters = masters_of(e, *held->rank, *record, view->box);
     const Values seen = view->actual.contiguous();
-    if (!masters.defined()) return "";
+    if (!masters.defined()) return {};
     for (std::size_t i = 0; i < seen.flat().size(); ++i) {
       const double value = masters.flat()[i], rounded = rounded_to(value, bits);
       const double step = value == 0 ? 0 : std::ldexp(1, std::ilogb(value) + 1 - bits);
       const double towards_zero = step == 0 ? 0 : std::trunc(value / step) * step;
-      if (seen.flat()[i] != towards_zero) return "";
+      if (seen.flat()[i] != towards_zero) return {};
       ++all;
       if (towards_zero != rounded) ++cut;
     }
   }
-  if (cut < kLeastElements) return "";
-  return fmt::format(
-             "masters are cut off to {}, not rounded: {} of {} values are a step nearer to 0",
-             name_of(e.wanted.dtype), cut, all) +
-         e.on_bad_ranks();
+  if (cut < kLeastElements) return {};
+  return make_cause(
+      CauseId::kMastersCutOff,
+      {{"dtype", name_of(e.wanted.dtype)}, {"cut", cut}, {"values", all}, e.on_bad_ranks()});
 }
 
-std::string cause_rounding(const Evidence& e) {
+Cause cause_rounding(const Evidence& e) {
   const std::vector<const View*> bad = e.bad_views();
-  if (bad.empty()) return "";
+  if (bad.empty()) return {};
   const Held* held = e.held_by(bad.front()->rank);
   const int own_bits = std::min(bits_of(held->record->dtype), bits_of(e.wanted.dtype));
-  if (own_bits == 0) return "";
+  if (own_bits == 0) return {};
   const bool is_telling_enough =
       std::ranges::any_of(bad, [](const View* view) { return is_telling(view->expected); });
-  if (!is_telling_enough) return "";
-  if (std::string text = rounded_values(e, bad, own_bits); !text.empty()) return text;
+  if (!is_telling_enough) return {};
+  if (Cause cause = rounded_values(e, bad, own_bits); !cause.empty()) return cause;
   return rounded_summands(e, bad, own_bits);
 }
 
