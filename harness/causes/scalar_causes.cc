@@ -8,6 +8,9 @@
 #include <numeric>
 #include <optional>
 #include <set>
+#include <string>
+#include <string_view>
+#include <utility>
 
 #include "core/base/error.h"
 #include "harness/causes/class_causes.h"
@@ -114,7 +117,7 @@ Cause repeated_ids(const Evidence& e, const Values& expected, const Values& actu
   if (formula.has_value()) values.emplace_back("formula", *formula);
   values.push_back(NamedValue::words(
       "how_often",
-      phrase(formula.has_value() ? PhraseId::kTimesOfFormula : PhraseId::kTimes, values)));
+      phrase(formula.has_value() ? PhraseId::kTimesOfFormula : PhraseId::kPlainTimes, values)));
   return make_cause(CauseId::kIdsRepeated, std::move(values));
 }
 

@@ -11,7 +11,6 @@
 #include <functional>
 #include <optional>
 #include <set>
-#include <string>
 #include <utility>
 #include <vector>
 

@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "harness/causes/class_causes.h"
@@ -18,7 +19,6 @@ namespace isoshard::detail {
 namespace {
 
 constexpr std::int64_t kLeastSteps = 12;
-constexpr std::size_t kLongList = 64;  ///< is no value of a cause
 
 bool is_stepped(const RecordKey& key) {
   return stage_of(key) == Stage::kParameterAfterStep || !stepped_parameter(key).empty();
@@ -142,6 +142,7 @@ NamedValues with_owner(NamedValues values, std::optional<int> owner) {
 }
 
 Cause cause_of_kept(const Evidence& e, const View& view, const Steps& steps) {
+  constexpr std::size_t kMostRows = 64;  // more are no value of a cause
   const NamedValue where = e.on_bad_ranks();
   std::int64_t first = -1, last = -1;
   for (std::size_t i = 0; i < steps.is_clear.size(); ++i) {
@@ -157,7 +158,7 @@ Cause cause_of_kept(const Evidence& e, const View& view, const Steps& steps) {
       if (!slices.has_value()) continue;
       const std::int64_t offset = view.box.global_offset[dim];
       NamedValues values = {NamedValue::words("runs", in_runs(*slices, offset)), where};
-      if (slices->size() < kLongList) {
+      if (slices->size() <= kMostRows) {
         std::set<std::int64_t> all;
         for (const std::int64_t slice : *slices) all.insert(slice + offset);
         values.emplace_back(dim == 0 ? "rows" : "columns", all);

@@ -4,7 +4,9 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <string>
 #include <string_view>
+#include <utility>
 
 #include "harness/causes/class_causes.h"
 #include "harness/causes/run_causes.h"

@@ -7,6 +7,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "harness/causes/class_causes.h"
@@ -16,7 +17,6 @@ namespace isoshard::detail {
 namespace {
 
 constexpr std::ptrdiff_t kLeastRows = 4;
-constexpr std::size_t kLongList = 64;  ///< is no value of a cause
 
 /// How often each id of a step's integer record occurs.
 struct IdCounts {
@@ -86,6 +86,7 @@ bool collects_foreign_rows(const Evidence& e, const View& view, std::int64_t id)
 /// Rows that no id of the batch, or none with a gradient, stands for.
 Cause rows_that_should_be_zero(const Evidence& e, const View& view, const Rows& rows,
                                const IdCounts& ids) {
+  constexpr std::size_t kMostRows = 64;  // more are no value of a cause
   if (rows.wrong.empty() ||
       std::ranges::any_of(rows.wrong, [&](std::int64_t id) { return rows.expected.contains(id); }))
     return {};
@@ -100,7 +101,7 @@ Cause rows_that_should_be_zero(const Evidence& e, const View& view, const Rows& 
                         {"count", rows.wrong.size()},
                         NamedValue::words("first_rows", some_of(rows.wrong)),
                         e.on_bad_ranks()};
-  if (rows.wrong.size() < kLongList) values.emplace_back("rows", rows.wrong);
+  if (rows.wrong.size() <= kMostRows) values.emplace_back("rows", rows.wrong);
   if (absent == 0) return make_cause(CauseId::kRowsWithoutGradient, std::move(values));
   if (present != 0) {
     values.emplace_back("present", present);
@@ -133,6 +134,7 @@ std::map<std::int64_t, std::vector<Values>> gradients_by_id(const Evidence& e,
 /// Rows of ids that occur once are right, and those of repeated ids have one occurrence's gradient,
 /// or the mean over occurrences.
 Cause rows_not_summed(const Evidence& e, const View& view, const Rows& rows, const IdCounts& ids) {
+  constexpr std::size_t kMostRows = 64;  // more are no value of a cause
   if (std::ssize(rows.wrong) < kLeastRows) return {};
   if (std::ranges::any_of(rows.wrong, [&](std::int64_t id) { return ids.of(id) < 2; })) return {};
   const auto near = [&](const Values& a, const Values& b) {
@@ -144,7 +146,7 @@ Cause rows_not_summed(const Evidence& e, const View& view, const Rows& rows, con
            near(row_of(view.actual, view, id), right / static_cast<double>(ids.of(id)));
   });
   NamedValues values = {{"count", rows.wrong.size()}, {"record", ids.name}, e.on_bad_ranks()};
-  if (rows.wrong.size() < kLongList) values.emplace_back("rows", rows.wrong);
+  if (rows.wrong.size() <= kMostRows) values.emplace_back("rows", rows.wrong);
   if (is_mean) return make_cause(CauseId::kRepeatedIdsAveraged, std::move(values));
   const auto by_id = gradients_by_id(e, ids);
   if (by_id.empty()) return {};
