@@ -91,7 +91,7 @@ NamedValues repeats_and_gaps(const Evidence& e) {
     counts.push_back(phrase(id, {{"ids", some_of(ids)}}));
     if (ids.size() < kMostListed) values.emplace_back(name, ids);
   };
-  tell("repeated", PhraseId::kIdsRepeated, repeated);
+  tell("repeated", PhraseId::kIdsSeenMoreOften, repeated);
   tell("missed", PhraseId::kIdsMissed, missed);
   tell("foreign", PhraseId::kIdsForeign, others);
   if (counts.empty()) return {};

@@ -5,18 +5,18 @@
 /// A moment is a x the one before + c x the gradient (or its square); a and c are fitted to the
 /// reference and to the run. A step of AdamW is made again from the reference's moments, first as
 /// it should be, which must give the reference's step, and then by each rule that is taken for it.
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <functional>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "harness/causes/class_causes.h"
 #include "harness/causes/diagnosis.h"
+#include "harness/trace/clipped.h"
 #include "harness/trace/steps/skipped.h"
 #include "harness/verdict/neighbours.h"
 
@@ -49,22 +49,20 @@ std::optional<MomentFactors> factors_in(const Values& moment, const Values& befo
 }
 
 std::string moment_in_words(const MomentFactors& factors, bool has_before, bool is_squared) {
-  const std::string gradient =
-      fmt::format("{:.3g} x {}", factors.gradient, is_squared ? "gradient^2" : "gradient");
-  return has_before ? fmt::format("{:.4g} x before + {}", factors.before, gradient) : gradient;
+  const NamedValues values = {{"before", factors.before},
+                              {"gradient", factors.gradient},
+                              {"power", is_squared ? "^2" : ""}};
+  return phrase(has_before ? PhraseId::kMomentOfBoth : PhraseId::kMomentOfGradient, values);
 }
 
-/// ": that is exp_avg_sq's beta" where the factors are those of the other moment.
-std::string other_beta(const Evidence& e, const MomentFactors& seen, bool has_before,
-                       bool is_squared) {
-  if (!e.options.step_rule.has_value()) return "";
+/// Whether the factors are those of the other moment.
+bool has_other_beta(const Evidence& e, const MomentFactors& seen, bool has_before,
+                    bool is_squared) {
+  if (!e.options.step_rule.has_value()) return false;
   const double own = is_squared ? e.options.step_rule->beta2 : e.options.step_rule->beta1,
                other = is_squared ? e.options.step_rule->beta1 : e.options.step_rule->beta2;
-  const bool is_other = own != other && is_near(seen.gradient, 1 - other, 0.01) &&
-                        (!has_before || is_near(seen.before, other, 1e-3));
-  return is_other ? fmt::format(": beta{} in the place of beta{}", is_squared ? 1 : 2,
-                                is_squared ? 2 : 1)
-                  : "";
+  return own != other && is_near(seen.gradient, 1 - other, 0.01) &&
+         (!has_before || is_near(seen.before, other, 1e-3));
 }
 
 /// AdamW's numbers in a step.
@@ -195,38 +193,39 @@ std::optional<double> other_eps(const OwnStep& own, const Rule& rule) {
   return eps > 0 && !is_near(eps, rule.eps, 0.05) ? std::optional(eps) : std::nullopt;
 }
 
-std::string other_rule(const Evidence& e, const std::vector<OwnStep>& steps, const Rule& rule) {
+Cause other_rule(const Evidence& e, const std::vector<OwnStep>& steps, const Rule& rule) {
   const double t = rule.updates;
-  std::vector<std::pair<std::string, MadeStep>> candidates = {
-      {fmt::format("eps ({:g}) is inside of the root: sqrt(v + eps), not sqrt(v) + eps", rule.eps),
+  const NamedValue where = e.on_bad_ranks();
+  std::vector<std::pair<Cause, MadeStep>> candidates = {
+      {make_cause(CauseId::kEpsInsideRoot, {{"eps", rule.eps}, where}),
        with_denominator(
            rule, t, t,
            [&](double v, double correction2) { return std::sqrt(v / correction2 + rule.eps); })},
-      {fmt::format("eps ({:g}) is inside of the root of the uncorrected exp_avg_sq", rule.eps),
+      {make_cause(CauseId::kEpsInsideUncorrectedRoot, {{"eps", rule.eps}, where}),
        with_denominator(
            rule, t, t,
            [&](double v, double correction2) { return std::sqrt((v + rule.eps) / correction2); })},
-      {"the root of exp_avg_sq is missing",
+      {make_cause(CauseId::kRootMissing, {where}),
        with_denominator(rule, t, t,
                         [&](double v, double correction2) { return v / correction2 + rule.eps; })},
-      {"exp_avg has no bias correction", adamw(rule, 0, t, rule.eps)},
-      {"exp_avg_sq has no bias correction", adamw(rule, t, 0, rule.eps)},
-      {"neither moment has a bias correction", adamw(rule, 0, 0, rule.eps)}};
+      {make_cause(CauseId::kFirstMomentUncorrected, {where}), adamw(rule, 0, t, rule.eps)},
+      {make_cause(CauseId::kSecondMomentUncorrected, {where}), adamw(rule, t, 0, rule.eps)},
+      {make_cause(CauseId::kMomentsUncorrected, {where}), adamw(rule, 0, 0, rule.eps)}};
   for (const double other : {t - 1, t + 1, t - 2, t + 2, 1.0}) {
     if (other >= 1 && other != t)
       candidates.emplace_back(
-          fmt::format("the bias correction is that of update {:g}, where this is update {:g}",
-                      other, t),
+          make_cause(CauseId::kCorrectionOfOtherUpdate, {{"used", other}, {"update", t}, where}),
           adamw(rule, other, other, rule.eps));
   }
   if (const auto eps = other_eps(steps.front(), rule))
-    candidates.emplace_back(fmt::format("eps is {:.3g}, not {:g}", *eps, rule.eps),
-                            adamw(rule, t, t, *eps));
-  for (const auto& [words, made] : candidates) {
+    candidates.emplace_back(
+        make_cause(CauseId::kOtherEps, {{"used", *eps}, {"eps", rule.eps}, where}),
+        adamw(rule, t, t, *eps));
+  for (const auto& [cause, made] : candidates) {
     if (std::ranges::all_of(steps, [&](const OwnStep& own) { return explains_step(e, own, made); }))
-      return words;
+      return cause;
   }
-  if (rule.decay == 0) return "";
+  if (rule.decay == 0) return {};
   // off by so little of a step that the moments must be right to more digits
   const MadeStep decayed = [right = adamw(rule, t, t, rule.eps), kept = 1 - rule.rate * rule.decay](
                                double old, double m, double v) {
@@ -235,42 +234,37 @@ std::string other_rule(const Evidence& e, const std::vector<OwnStep>& steps, con
   const bool is_decayed = std::ranges::all_of(steps, [&](const OwnStep& own) {
     return explains_step(e, own, decayed, 0.1 * rule.rate * rule.decay);
   });
-  return is_decayed ? "the weight decay is applied behind the step, to what it made, not before it"
-                    : "";
+  return is_decayed ? make_cause(CauseId::kDecayBehindStep, {where}) : Cause();
 }
-
-constexpr const char* kNotSkipped =
-    "gradients overflow (found_inf is 1), so the step must be skipped, and it is made";
 
 }  // namespace
 
-std::string cause_not_skipped(const Evidence& e) {
+Cause cause_not_skipped(const Evidence& e) {
   const RecordKey& key = e.wanted.key;
   if ((key.kind != RecordKind::kOptimizer && stage_of(key) != Stage::kParameterAfterStep) ||
       !is_skipped_step(e.reference, key.step) || !e.is_right(overflow_flag_of(key.step)) ||
       !e.whole.defined())
-    return "";
+    return {};
   RecordKey before = before_step(key);
   if (key.kind == RecordKind::kOptimizer && stepped_parameter(key).empty())
     before = {key.step - 1, key.kind, key.name, 0};
   const bool is_kept = e.reference.find(before) != nullptr && e.is_right(before) &&
                        equal(e.reference_value(before), e.whole);
-  return is_kept ? kNotSkipped + e.on_bad_ranks() : "";
+  return is_kept ? make_cause(CauseId::kStepNotSkipped, {e.on_bad_ranks()}) : Cause();
 }
 
-std::string cause_of_unwanted(const Reference& reference, const RecordKey& key) {
+Cause cause_of_unwanted(const Reference& reference, const RecordKey& key) {
   // It may be made without a step, as zeros are at the start.
   return key.kind == RecordKind::kOptimizer && is_skipped_step(reference, key.step)
-             ? "the reference has no such state in a step whose gradients overflow (found_inf is "
-               "1), which must be skipped"
-             : "";
+             ? make_cause(CauseId::kStateOfSkippedStep)
+             : Cause();
 }
 
-std::string cause_in_moments(const Evidence& e) {
+Cause cause_in_moments(const Evidence& e) {
   const std::string& name = e.wanted.key.name;
   const std::string_view state = state_of(e.wanted.key);
   const bool is_squared = state == "exp_avg_sq";
-  if (!is_squared && state != "exp_avg" && state != "momentum_buffer") return "";
+  if (!is_squared && state != "exp_avg" && state != "momentum_buffer") return {};
   const RecordKey before{e.wanted.key.step - 1, RecordKind::kOptimizer, name, 0};
   RecordKey gradient{e.wanted.key.step, RecordKind::kGrad, name.substr(0, name.rfind('.')), 0};
   RecordKey clipped = gradient;
@@ -280,14 +274,14 @@ std::string cause_in_moments(const Evidence& e) {
                         record->layout.global_shape == e.wanted.layout.global_shape &&
                         e.is_right(before) && e.is_right(gradient) && e.is_right(clipped);
   const std::vector<const View*> bad = e.bad_views();
-  if (!is_known || bad.empty()) return "";
+  if (!is_known || bad.empty()) return {};
   Values grad = e.reference_value(gradient) / record->grad_scale / e.clip_ratio();
   if (is_squared) grad = grad * grad;
   const bool has_before = e.reference.find(before) != nullptr;
   const Values old = has_before ? e.reference_value(before) : Values::zeros(grad.shape());
-  if (old.shape() != grad.shape()) return "";
+  if (old.shape() != grad.shape()) return {};
   const auto right = factors_in(e.whole, old, grad);
-  if (!right.has_value()) return "";
+  if (!right.has_value()) return {};
   std::optional<MomentFactors> seen;
   for (const View* view : bad) {
     const Shape &offset = view->box.global_offset, &size = view->box.size;
@@ -295,31 +289,42 @@ std::string cause_in_moments(const Evidence& e) {
     const bool fits =
         own.has_value() && (!seen.has_value() || (std::fabs(own->before - seen->before) < 1e-3 &&
                                                   is_near(own->gradient, seen->gradient, 0.01)));
-    if (!fits) return "";
+    if (!fits) return {};
     seen = own;
   }
   const bool is_same_decay = !has_before || std::fabs(seen->before - right->before) < 1e-4;
   const double factor = seen->gradient / right->gradient;
-  if (is_same_decay && is_near(factor, 1, 1e-3)) return "";
-  const std::string beta = other_beta(e, *seen, has_before, is_squared);
+  if (is_same_decay && is_near(factor, 1, 1e-3)) return {};
+  const bool is_other_beta = has_other_beta(e, *seen, has_before, is_squared);
   // a gradient that enters with a number of the run has words of its own
-  const bool is_formula = e.scale_words(factor).find_first_of("=:") != std::string::npos;
-  if (is_same_decay && beta.empty() && (is_formula || !has_before)) return "";
-  return fmt::format("{} is {}, where {} is right{}{}", state,
-                     moment_in_words(*seen, has_before, is_squared),
-                     moment_in_words(*right, has_before, is_squared), beta, e.on_bad_ranks());
+  const CauseId scale = e.scale_cause(factor).id;
+  const bool is_formula = scale != CauseId::kScale && scale != CauseId::kScaleNearOne;
+  if (is_same_decay && !is_other_beta && (is_formula || !has_before)) return {};
+  NamedValues values = {{"state", state},
+                        {"gradient_factor", seen->gradient},
+                        {"right_gradient_factor", right->gradient},
+                        NamedValue::words("seen", moment_in_words(*seen, has_before, is_squared)),
+                        NamedValue::words("right", moment_in_words(*right, has_before, is_squared)),
+                        e.on_bad_ranks()};
+  if (has_before) {
+    values.emplace_back("before_factor", seen->before);
+    values.emplace_back("right_before_factor", right->before);
+  }
+  if (!is_other_beta) return make_cause(CauseId::kMomentWithOtherFactors, std::move(values));
+  values.emplace_back("used_beta", is_squared ? 1 : 2);
+  values.emplace_back("own_beta", is_squared ? 2 : 1);
+  return make_cause(CauseId::kMomentWithOtherBeta, std::move(values));
 }
 
-std::string cause_in_rule(const Evidence& e) {
+Cause cause_in_rule(const Evidence& e) {
   const std::optional<Rule> rule = rule_of(e);
-  if (!rule.has_value() || stepped_parameter(e.wanted.key).empty()) return "";
+  if (!rule.has_value() || stepped_parameter(e.wanted.key).empty()) return {};
   const std::vector<OwnStep> steps = own_steps(e);
-  if (steps.empty()) return "";
+  if (steps.empty()) return {};
   const MadeStep right = adamw(*rule, rule->updates, rule->updates, rule->eps);
   if (!std::ranges::all_of(steps, [&](const OwnStep& own) { return gives_reference(own, right); }))
-    return "";
-  const std::string words = other_rule(e, steps, *rule);
-  return words.empty() ? "" : "another step of right moments: " + words + e.on_bad_ranks();
+    return {};
+  return other_rule(e, steps, *rule);
 }
 
 namespace {
@@ -332,16 +337,16 @@ bool has_gradients(const Reference& reference, int step) {
 }
 }  // namespace
 
-std::string cause_of_untrained(const Evidence& e) {
+Cause cause_of_untrained(const Evidence& e) {
   const std::string name(stepped_parameter(e.wanted.key));
   const RecordKey before = before_step(e.wanted.key);
   if (e.wanted.key.kind != RecordKind::kParam || name.empty() ||
       e.reference.find({e.wanted.key.step, RecordKind::kGrad, name, 0}) != nullptr ||
       !has_gradients(e.reference, e.wanted.key.step) || e.reference.find(before) == nullptr ||
       !e.is_right(before) || !equal(e.reference_value(before), e.whole))
-    return "";
+    return {};
   const std::vector<const View*> bad = e.bad_views();
-  if (bad.empty()) return "";
+  if (bad.empty()) return {};
   std::optional<double> common;
   const bool is_scaled = std::ranges::all_of(bad, [&](const View* view) {
     const double squares = dot(view->expected, view->expected);
@@ -352,15 +357,12 @@ std::string cause_of_untrained(const Evidence& e) {
     common = common.value_or(off);
     return fits && is_telling(view->expected);
   });
-  const std::string fact = "it has no gradient and must stay as it was";
-  if (!is_scaled) return fact + e.on_bad_ranks();
+  if (!is_scaled) return make_cause(CauseId::kUntrainedChanged, {e.on_bad_ranks()});
   const auto rule = rule_of(e);
-  const std::string decay =
-      rule.has_value() && is_near(-*common, rule->rate * rule->decay, 0.02)
-          ? fmt::format("weight decay ({:.3g} x {:.3g}) of a parameter that is not trained",
-                        rule->rate, rule->decay)
-          : fmt::format("multiplied with {:.6g}", 1 + *common);
-  return fmt::format("{}: {}{}", decay, fact, e.on_bad_ranks());
+  if (rule.has_value() && is_near(-*common, rule->rate * rule->decay, 0.02))
+    return make_cause(CauseId::kUntrainedDecayed,
+                      {{"rate", rule->rate}, {"decay", rule->decay}, e.on_bad_ranks()});
+  return make_cause(CauseId::kUntrainedScaled, {{"factor", 1 + *common}, e.on_bad_ranks()});
 }
 
 }  // namespace isoshard::detail

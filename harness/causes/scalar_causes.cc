@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Causes of wrong data ids and scalars.
 #include <fmt/format.h>
-#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -9,6 +8,9 @@
 #include <numeric>
 #include <optional>
 #include <set>
+#include <string>
+#include <string_view>
+#include <utility>
 
 #include "core/base/error.h"
 #include "harness/causes/class_causes.h"
@@ -64,49 +66,62 @@ Places places_of_ones(const Values& ones) {
   return places;
 }
 
-std::string fewer_valid_tokens(const Values& expected, const Values& actual) {
+Cause fewer_valid_tokens(const Values& expected, const Values& actual) {
   const Values wanted = is_valid(expected), counted = is_valid(actual);
   const auto before = static_cast<std::int64_t>(wanted.sum()),
              after = static_cast<std::int64_t>(counted.sum());
   if (before == after)
-    return equal(wanted, counted) ? ""
-                                  : "valid tokens: as many as the reference, at other positions";
-  std::string text = fmt::format("valid tokens: {} {} than the reference", std::abs(before - after),
-                                 after < before ? "fewer" : "more");
-  if (after > before || expected.dim() != 2) return text;
+    return equal(wanted, counted) ? Cause() : make_cause(CauseId::kValidTokensElsewhere);
+  if (after > before) return make_cause(CauseId::kMoreValidTokens, {{"tokens", after - before}});
+  NamedValues values = {{"tokens", before - after}};
+  const auto made = [&] { return make_cause(CauseId::kFewerValidTokens, values); };
+  if (expected.dim() != 2) return made();
   const Values lost = (wanted - counted).map([](double value) { return std::max(value, 0.0); });
   const Values lost_B = lost.sum(1);
-  if (lost_B.min() != lost_B.max()) return text;
+  if (lost_B.min() != lost_B.max()) return made();
   const auto each = static_cast<std::int64_t>(lost_B.max());
-  text += fmt::format(", {} per sample", each == 1 ? "one" : std::to_string(each));
-  if (each != 1) return text;
+  values.emplace_back("each", each);
+  values.push_back(NamedValue::words(
+      "per_sample",
+      phrase(each == 1 ? PhraseId::kOnePerSample : PhraseId::kSomePerSample, {{"each", each}})));
+  if (each != 1) return made();
   const Places place = places_of_ones(lost), valid = places_of_ones(wanted);
-  if (place.first == valid.first) return text + " at the first valid token";
-  if (place.first == valid.last) return text + " at the last valid token";
-  return text;
+  const bool is_first = place.first == valid.first;
+  if (!is_first && place.first != valid.last) return made();
+  values.emplace_back("place", is_first ? "first" : "last");
+  values.push_back(NamedValue::words(
+      "at_place", phrase(PhraseId::kAtValidToken, {{"place", is_first ? "first" : "last"}})));
+  return made();
 }
 
-std::string repeated_ids(const Evidence& e, const Values& expected, const Values& actual) {
+Cause repeated_ids(const Evidence& e, const Values& expected, const Values& actual) {
   const auto wanted = count_ids(expected), seen = count_ids(actual);
-  if (wanted == seen) return "the same ids in another order";
+  if (wanted == seen) return make_cause(CauseId::kIdsInOtherOrder);
   const auto is_alike = [](const auto& counts) {
     return std::all_of(counts.begin(), counts.end(),
                        [&](const auto& entry) { return entry.second == counts.begin()->second; });
   };
   const bool known = std::all_of(seen.begin(), seen.end(),
                                  [&](const auto& entry) { return wanted.contains(entry.first); });
-  if (!is_alike(wanted) || !is_alike(seen) || seen.empty() || !known) return "";
+  if (!is_alike(wanted) || !is_alike(seen) || seen.empty() || !known) return {};
   const double times =
       static_cast<double>(seen.begin()->second) / static_cast<double>(wanted.begin()->second);
-  if (times <= 1) return "";
+  if (times <= 1) return {};
   const auto formula = e.formula_of(times, 1e-6);
   const auto all = static_cast<std::int64_t>(wanted.size()),
              missed = all - static_cast<std::int64_t>(seen.size());
-  return fmt::format("each id seen appears {} times; {} of the ids are never seen",
-                     formula.value_or(fmt::format("{:g}", times)), fraction(missed, all));
+  NamedValues values = {{"times", times},
+                        {"missed", missed},
+                        {"ids", all},
+                        NamedValue::words("share", fraction(missed, all))};
+  if (formula.has_value()) values.emplace_back("formula", *formula);
+  values.push_back(NamedValue::words(
+      "how_often",
+      phrase(formula.has_value() ? PhraseId::kTimesOfFormula : PhraseId::kPlainTimes, values)));
+  return make_cause(CauseId::kIdsRepeated, std::move(values));
 }
 
-std::string mean_of_means(const Evidence& e, double actual) {
+Cause mean_of_means(const Evidence& e, double actual) {
   for (const Record& record : e.reference.trace().ranks.at(0).records) {
     const bool fits = record.key.step == e.wanted.key.step &&
                       record.key.kind == RecordKind::kScalar &&
@@ -117,18 +132,19 @@ std::string mean_of_means(const Evidence& e, double actual) {
     if (!is_near(means.mean(), actual, e.tolerance())) continue;
     // Where the right run's mean of means is its value, too (equally many tokens), it says nothing.
     if (is_near(right.mean(), e.whole.item(), e.tolerance())) continue;
-    std::string tokens;
+    NamedValues values = {{"means", means.numel()}};
     if (const std::vector<double> counts = counted_targets(e, means.numel()); !counts.empty()) {
       const Values weights({means.numel()}, counts);
       // The counts are believed if they give the reference's value.
       if (is_near(dot(means, weights) / weights.sum(), e.whole.item(), 1e-4)) {
-        tokens = fmt::format(" ({:g} tokens)", fmt::join(counts, ", "));
+        values.emplace_back("tokens", counts);
+        values.push_back(
+            NamedValue::words("of_tokens", phrase(PhraseId::kOfTokens, {{"tokens", counts}})));
       }
     }
-    return fmt::format("equals the mean of {} rank means{}, not the token mean", means.numel(),
-                       tokens);
+    return make_cause(CauseId::kMeanOfRankMeans, std::move(values));
   }
-  return "";
+  return {};
 }
 
 /// Squared gradient norms of the run's own gradients: of parameters of which the coordinates of an
@@ -174,10 +190,11 @@ Squares squares_along(const Evidence& e, Axis axis) {
   return squares;
 }
 
-std::string norm_of_other_squares(const Evidence& e, double actual) {
+Cause norm_of_other_squares(const Evidence& e, double actual) {
   constexpr double kNear = 1e-4, kUnexplained = 0.25;
   const double expected = e.whole.item();
-  const std::string size = actual < expected ? "too small" : "too large";
+  const auto size = NamedValue::words(
+      "size", phrase(actual < expected ? PhraseId::kTooSmall : PhraseId::kTooLarge));
   const auto is_that = [&](double squares) {
     const double norm = std::sqrt(squares);
     return is_near(actual, norm, kNear) &&
@@ -189,22 +206,22 @@ std::string norm_of_other_squares(const Evidence& e, double actual) {
     const double split = std::accumulate(squares.split.begin(), squares.split.end(), 0.0);
     if (split == 0) continue;
     if (is_that(split + axis.degree * squares.replicated)) {
-      return fmt::format("{}; fits sqrt(split + {} x replicated), {} = {}", size, axis.degree,
-                         axis.degree, name_of(axis.axis));
+      return make_cause(CauseId::kReplicatedCountedOften,
+                        {size, {"degree", axis.degree}, {"axis", name_of(axis.axis)}});
     }
     for (std::size_t r = 0; r < squares.split.size(); ++r) {
       if (is_that(squares.split[r] + squares.replicated)) {
-        return fmt::format("{}; equals the norm over {} rank {} alone", size, name_of(axis.axis),
-                           r);
+        return make_cause(CauseId::kNormOfOneRank,
+                          {size, {"axis", name_of(axis.axis)}, {"coordinate", r}});
       }
     }
-    if (is_that(split)) return fmt::format("{}; replicated weights are left out", size);
+    if (is_that(split)) return make_cause(CauseId::kReplicatedLeftOut, {size});
   }
-  return "";
+  return {};
 }
 
 /// A norm that is made of other numbers than the squares of all gradients.
-std::string norm_of_another_kind(const Evidence& e, double actual) {
+Cause norm_of_another_kind(const Evidence& e, double actual) {
   constexpr double kNear = 1e-4;
   const double expected = e.whole.item();
   double largest = 0;
@@ -217,10 +234,9 @@ std::string norm_of_another_kind(const Evidence& e, double actual) {
       largest = std::max(largest,
                          std::fabs(value_at(own.bytes.data(), own.dtype, i) / wanted.grad_scale));
   }
-  if (is_near(actual, largest, kNear))
-    return "the largest element of all gradients, not their norm";
+  if (is_near(actual, largest, kNear)) return make_cause(CauseId::kLargestElement);
   if (is_near(actual, expected * expected, kNear) && !is_near(expected, 1, 0.01))
-    return "the square of the norm: the root is missing";
+    return make_cause(CauseId::kNormSquared);
   double of_ranks = 0;
   for (const RankTrace& rank : e.actual.ranks) {
     double squares = 0;
@@ -233,32 +249,29 @@ std::string norm_of_another_kind(const Evidence& e, double actual) {
     of_ranks += std::sqrt(squares);
   }
   if (is_near(actual, of_ranks, kNear))
-    return fmt::format(
-        "too large; the norms of the {} ranks' own parts are added, not their squares",
-        e.actual.ranks.size());
+    return make_cause(CauseId::kNormsAdded, {{"ranks", e.actual.ranks.size()}});
   for (const AxisDegree& axis : e.actual.mesh.axes()) {
     if (axis.degree == 1) continue;
     const Squares squares = squares_along(e, axis.axis);
     double sum = 0;
     for (const double split : squares.split) sum += std::sqrt(split + squares.replicated);
     if (is_near(actual, sum, kNear))
-      return fmt::format(
-          "too large; the norms of the {} {} ranks' own parts are added, not their squares",
-          axis.degree, name_of(axis.axis));
+      return make_cause(CauseId::kNormsOfAxisAdded,
+                        {{"ranks", axis.degree}, {"axis", name_of(axis.axis)}});
   }
-  return "";
+  return {};
 }
 
 /// Copies that differ along an axis and whose squares add up to the reference's, or to those of the
 /// run's own gradients, which in 16 bits are not so near the reference's.
-std::string squares_add_up(const Evidence& e, const View& bad) {
+Cause squares_add_up(const Evidence& e, const View& bad) {
   constexpr double kNear = 1e-4;
   const double expected = e.whole.item();
   for (const Axis axis : e.result.differing_axes) {
     double sum = 0;
     for (const int rank : e.actual.mesh.group_of(bad.rank, axis)) {
       const View* view = e.view_of(rank);
-      if (view == nullptr) return "";
+      if (view == nullptr) return {};
       sum += view->actual.item() * view->actual.item();
     }
     const Squares squares = squares_along(e, axis);
@@ -267,11 +280,10 @@ std::string squares_add_up(const Evidence& e, const View& bad) {
     const bool is_own = own > 0 && is_near(std::sqrt(sum), own, kNear) &&
                         is_near(own, expected, std::clamp(e.tolerance(), kNear, 0.02));
     if (is_own || is_near(std::sqrt(sum), expected, kNear)) {
-      return fmt::format("differs over {0}; squares summed over {0} give the reference",
-                         name_of(axis));
+      return make_cause(CauseId::kSquaresNotSummed, {{"axis", name_of(axis)}});
     }
   }
-  return "";
+  return {};
 }
 
 /// What `columns` more logits of 0 would add to the reference's mean loss of each of `n` equal runs
@@ -307,7 +319,7 @@ std::vector<double> offsets_of_padding(const Evidence& e, const std::string& hea
 }
 
 /// A loss that is too large by what the padding of a head's outputs adds, if its logits are 0.
-std::string softmax_over_padding(const Evidence& e, const View& bad) {
+Cause softmax_over_padding(const Evidence& e, const View& bad) {
   for (const Record& record : e.actual.ranks.front().records) {
     const Layout& layout = record.layout;
     if (record.key.kind != RecordKind::kActivation || record.key.step != e.wanted.key.step ||
@@ -326,21 +338,22 @@ std::string softmax_over_padding(const Evidence& e, const View& bad) {
     for (std::size_t i = 0; i < seen.flat().size(); ++i)
       fits = fits && is_near(seen.flat()[i], offsets[static_cast<std::size_t>(first) + i], 0.01);
     if (!fits) continue;
-    return fmt::format(
-        "offset {:.4g}: {} columns of padding with logits of 0 take part in the softmax (the "
-        "padded width of {} is {}, the "
-        "true one {})",
-        seen.flat()[0], padded - whole, record.key.name, padded, whole);
+    return make_cause(CauseId::kPaddingInSoftmax, {{"offset", seen.flat()[0]},
+                                                   {"columns", padded - whole},
+                                                   {"head", record.key.name},
+                                                   {"padded", padded},
+                                                   {"width", whole}});
   }
-  return "";
+  return {};
 }
 
 /// A mean of logarithms that is too large by the logarithm of a degree, or of how much wider a
 /// padded dim is than the true one.
-std::string logarithmic_offset(const Evidence& e, double offset) {
+Cause logarithmic_offset(const Evidence& e, double offset) {
   for (const AxisDegree& axis : e.actual.mesh.axes()) {
     if (axis.degree > 1 && is_near(offset, std::log(static_cast<double>(axis.degree)), 1e-3)) {
-      return fmt::format("constant offset {:.4g} = log({})", offset, name_of(axis.axis));
+      return make_cause(CauseId::kOffsetOfDegree,
+                        {{"offset", offset}, {"axis", name_of(axis.axis)}});
     }
   }
   for (const Record& record : e.actual.ranks.front().records) {
@@ -352,52 +365,59 @@ std::string logarithmic_offset(const Evidence& e, double offset) {
                        whole = layout.global_shape.back();
     if (padded > whole &&
         is_near(offset, std::log(static_cast<double>(padded) / static_cast<double>(whole)), 0.02)) {
-      return fmt::format(
-          "constant offset {:.4g} = log({}/{}), the padded over the true width of {}", offset,
-          padded, whole, record.key.name);
+      return make_cause(
+          CauseId::kOffsetOfWidths,
+          {{"offset", offset}, {"padded", padded}, {"width", whole}, {"head", record.key.name}});
     }
   }
-  return "";
+  return {};
 }
 
 /// A loss that is a multiple of the right one, because it is divided by another count of tokens.
-std::string other_token_count(const Evidence& e, double factor) {
+Cause other_token_count(const Evidence& e, double factor) {
   constexpr double kNear = 1e-3;
   const std::vector<double> counts = counted_targets(e, 1);
-  if (counts.empty() || !e.wanted.key.name.starts_with("loss") || !(factor > 0)) return "";
+  if (counts.empty() || !e.wanted.key.name.starts_with("loss") || !(factor > 0)) return {};
   const double right = counts[0], used = std::round(right / factor);
   // a count that roundings do not tell from its neighbors says nothing
-  if (e.tolerance() * right > kNear || std::fabs(right / factor - used) > kNear) return "";
-  if (used == right || std::fabs(used - right) > right / 4) return "";
-  std::string rounded;
+  if (e.tolerance() * right > kNear || std::fabs(right / factor - used) > kNear) return {};
+  if (used == right || std::fabs(used - right) > right / 4) return {};
+  NamedValues values = {{"used", used}, {"right", right}};
+  std::string_view rounded_to;
   for (const AxisDegree& axis : e.actual.mesh.axes()) {
     if (axis.degree > 1 && used == axis.degree * std::floor(right / axis.degree))
-      rounded = fmt::format(", rounded down to a multiple of {}", name_of(axis.axis));
+      rounded_to = name_of(axis.axis);
   }
-  return fmt::format("divided by {:g} tokens, where {:g} count{}", used, right, rounded);
+  if (!rounded_to.empty()) {
+    values.emplace_back("axis", rounded_to);
+    values.push_back(
+        NamedValue::words("rounded", phrase(PhraseId::kRoundedDown, {{"axis", rounded_to}})));
+  }
+  return make_cause(CauseId::kDividedByOtherCount, std::move(values));
 }
 
 /// A learning rate that another step near by has, and the steps between have not.
-std::string rate_of_another_step(const Evidence& e, double actual) {
+Cause rate_of_another_step(const Evidence& e, double actual) {
   constexpr double kNear = 1e-9;  // of numbers that one rule makes
   for (const int away : {-1, 1, -2, 2}) {
     const RecordKey key{e.wanted.key.step + away, RecordKind::kScalar, e.wanted.key.name, 0};
     if (e.reference.find(key) == nullptr) continue;
     const double other = e.reference_value(key).item();
     if (other == e.whole.item() || std::fabs(actual - other) > kNear * std::fabs(other)) continue;
-    return fmt::format("the learning rate of step {}{}", key.step, e.on_bad_ranks());
+    return make_cause(CauseId::kRateOfOtherStep, {{"step", key.step}, e.on_bad_ranks()});
   }
-  return "";
+  return {};
 }
 
 /// Of a number that ranks hold summands of: the sum is a multiple of the right one.
-std::string factor_of_summands(const Evidence& e) {
+Cause factor_of_summands(const Evidence& e) {
   const Stats& stats = e.result.comparison.stats;
   if (e.wanted.key.kind != RecordKind::kScalar || !e.views.empty() || stats.numel != 1 ||
       stats.sum_sq_reference == 0)
-    return "";
+    return {};
   const auto formula = e.formula_of(stats.scale(), 1e-3);
-  return formula.has_value() ? "scale " + *formula : other_token_count(e, stats.scale());
+  if (!formula.has_value()) return other_token_count(e, stats.scale());
+  return make_cause(CauseId::kScaleOfFormula, {{"scale", stats.scale()}, {"formula", *formula}});
 }
 
 }  // namespace
@@ -420,41 +440,42 @@ std::vector<double> counted_targets(const Evidence& e, std::int64_t n) {
   return any ? counts : std::vector<double>{};
 }
 
-std::string cause_in_data(const Evidence& e) {
-  if (e.wanted.key.kind != RecordKind::kDataId || !e.whole.defined()) return "";
+Cause cause_in_data(const Evidence& e) {
+  if (e.wanted.key.kind != RecordKind::kDataId || !e.whole.defined()) return {};
   const Values actual = assembled(e.actual, e.wanted.key);
-  if (!actual.defined() || actual.shape() != e.whole.shape()) return "";
+  if (!actual.defined() || actual.shape() != e.whole.shape()) return {};
   const bool has_masked = e.whole.min() < 0 || actual.min() < 0;
   if (has_masked) return fewer_valid_tokens(e.whole, actual);
   return repeated_ids(e, e.whole, actual);
 }
 
-std::string cause_in_scalars(const Evidence& e) {
+Cause cause_in_scalars(const Evidence& e) {
   const View* bad =
       e.wanted.key.kind == RecordKind::kScalar && !e.views.empty() ? e.first_bad_view() : nullptr;
   if (bad == nullptr) return factor_of_summands(e);
   if (e.whole.numel() != 1) {
-    const std::string offset = logarithmic_offset(e, (bad->actual - bad->expected).mean());
+    Cause offset = logarithmic_offset(e, (bad->actual - bad->expected).mean());
     return offset.empty() ? softmax_over_padding(e, *bad) : offset;
   }
   const double actual = bad->actual.item(), expected = e.whole.item();
-  if (std::string text = mean_of_means(e, actual); !text.empty()) return text;
+  if (Cause cause = mean_of_means(e, actual); !cause.empty()) return cause;
   if (e.result.comparison.stage == Stage::kGradNorm) {
-    if (std::string text = squares_add_up(e, *bad); !text.empty()) return text;
-    if (std::string text = norm_of_other_squares(e, actual); !text.empty()) return text;
-    if (std::string text = cause_norm_squares(e); !text.empty()) return text;
-    if (std::string text = norm_of_another_kind(e, actual); !text.empty()) return text;
+    if (Cause cause = squares_add_up(e, *bad); !cause.empty()) return cause;
+    if (Cause cause = norm_of_other_squares(e, actual); !cause.empty()) return cause;
+    if (Cause cause = cause_norm_squares(e); !cause.empty()) return cause;
+    if (Cause cause = norm_of_another_kind(e, actual); !cause.empty()) return cause;
   }
   if (const auto formula = expected != 0 ? e.formula_of(actual / expected, 1e-3) : std::nullopt)
-    return "scale " + *formula;
+    return make_cause(CauseId::kScaleOfFormula,
+                      {{"scale", actual / expected}, {"formula", *formula}});
   if (e.wanted.key.name == "learning_rate") {
-    if (std::string text = rate_of_another_step(e, actual); !text.empty()) return text;
-    if (expected != 0) return e.scale_words(actual / expected);
+    if (Cause cause = rate_of_another_step(e, actual); !cause.empty()) return cause;
+    if (expected != 0) return e.scale_cause(actual / expected);
   }
-  if (std::string text = expected == 0 ? "" : other_token_count(e, actual / expected);
-      !text.empty())
-    return text;
-  const std::string offset = logarithmic_offset(e, actual - expected);
+  if (Cause cause = expected == 0 ? Cause() : other_token_count(e, actual / expected);
+      !cause.empty())
+    return cause;
+  Cause offset = logarithmic_offset(e, actual - expected);
   return offset.empty() ? softmax_over_padding(e, *bad) : offset;
 }
 

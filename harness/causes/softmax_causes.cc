@@ -6,15 +6,11 @@
 /// moves them by a part of the loss that the logits give to many digits. What is rounded moves the
 /// softmax of each token by a factor of its own, which the gradients at the logits show: a cause is
 /// said if the factors of all tokens are those that the rounding makes.
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cmath>
 #include <functional>
 #include <optional>
 #include <set>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -275,14 +271,11 @@ double loss_without_last(std::span<const double> logits, std::size_t target,
 
 struct SplitLoss {
   LossOfToken loss;
-  const char* words;
+  CauseId cause;
 };
-constexpr SplitLoss kSplitLosses[] = {
-    {loss_with_own_maxima,
-     "each tp rank takes the largest logit of its own columns off before sums of exponentials are "
-     "added, not the largest of all"},
-    {loss_without_first, "targets in the first column of a tp rank's part are found by no rank"},
-    {loss_without_last, "targets in the last column of a tp rank's part are found by no rank"}};
+constexpr SplitLoss kSplitLosses[] = {{loss_with_own_maxima, CauseId::kOwnLargestLogit},
+                                      {loss_without_first, CauseId::kTargetsInFirstColumnLost},
+                                      {loss_without_last, CauseId::kTargetsInLastColumnLost}};
 
 /// What each run of samples should lose, and what it would lose by mistake.
 struct RunOfLosses {
@@ -318,7 +311,7 @@ std::vector<RunOfLosses> runs_of_losses(const Evidence& e, double share) {
 using SumOfParts = double (*)(const std::vector<double>& parts, int bits);
 struct RoundedSum {
   SumOfParts sum;
-  const char* words;
+  CauseId cause;
 };
 double sum_of_rounded(const std::vector<double>& parts, int bits) {
   double sum = 0;
@@ -335,10 +328,9 @@ double exponential_of_rounded(const std::vector<double>& parts, int bits) {
   for (const double part : parts) sum += part;
   return std::exp(rounded_to(std::log(sum), bits));
 }
-constexpr RoundedSum kRoundedSums[] = {
-    {sum_of_rounded, "each tp rank's sum of exponentials is rounded to {} before ranks add them"},
-    {rounded_sum, "the sum of exponentials over all columns is rounded to {}"},
-    {exponential_of_rounded, "the logarithm of the sum of exponentials is rounded to {}"}};
+constexpr RoundedSum kRoundedSums[] = {{sum_of_rounded, CauseId::kExponentialsOfRankRounded},
+                                       {rounded_sum, CauseId::kExponentialsRounded},
+                                       {exponential_of_rounded, CauseId::kLogarithmRounded}};
 constexpr std::pair<int, const char*> kCoarserExponentials[] = {{8, "bf16"}, {11, "fp16 or TF32"}};
 
 /// By what the logarithms of the factors are: those of a rounded sum over the right one.
@@ -355,8 +347,8 @@ double logarithm_made(const TokenRow& row, const std::vector<std::size_t>& borde
   return std::log(all) - std::log(sum(parts, bits));
 }
 
-std::string rounded_exponentials(const Evidence& e, const RecordKey& head,
-                                 const std::vector<TokenRow>& rows) {
+Cause rounded_exponentials(const Evidence& e, const RecordKey& head,
+                           const std::vector<TokenRow>& rows) {
   constexpr std::size_t kLeastTokens = 16;
   constexpr double kLeastLogarithm = 1e-5, kUnexplained = 0.1;
   const double noise = e.is_wide() ? 1e-6 : 0x1p-8;
@@ -364,12 +356,12 @@ std::string rounded_exponentials(const Evidence& e, const RecordKey& head,
   double squares = 0;
   for (const TokenRow& row : rows) {
     const auto logarithm = logarithm_of_factor(row, noise);
-    if (!logarithm.has_value()) return "";
+    if (!logarithm.has_value()) return {};
     seen.push_back(*logarithm);
     squares += *logarithm * *logarithm;
   }
   const auto count = static_cast<double>(seen.size());
-  if (seen.size() < kLeastTokens || !(std::sqrt(squares / count) > kLeastLogarithm)) return "";
+  if (seen.size() < kLeastTokens || !(std::sqrt(squares / count) > kLeastLogarithm)) return {};
   const std::vector<std::size_t> borders = borders_of_columns(e, head, rows.front().logits.size());
   for (const auto& [bits, name] : kCoarserExponentials) {
     for (const RoundedSum& candidate : kRoundedSums) {
@@ -379,35 +371,33 @@ std::string rounded_exponentials(const Evidence& e, const RecordKey& head,
       for (std::size_t i = 0; i < rows.size(); ++i)
         left += std::pow(seen[i] - logarithm_made(rows[i], borders, candidate.sum, bits), 2);
       if (left > kUnexplained * kUnexplained * squares) continue;
-      return fmt::format(fmt::runtime(candidate.words), name) +
-             fmt::format(": the softmax of {} tokens is off by what that makes of it, up to {:.2g}",
-                         seen.size(),
-                         std::fabs(*std::ranges::max_element(seen, [](double a, double b) {
-                           return std::fabs(a) < std::fabs(b);
-                         })));
+      const double largest = std::fabs(*std::ranges::max_element(
+          seen, [](double a, double b) { return std::fabs(a) < std::fabs(b); }));
+      return make_cause(candidate.cause,
+                        {{"dtype", name}, {"tokens", seen.size()}, {"largest", largest}});
     }
   }
-  return "";
+  return {};
 }
 
 }  // namespace
 
-std::string cause_smoothed_columns(const Evidence& e) {
+Cause cause_smoothed_columns(const Evidence& e) {
   if (e.wanted.key.kind != RecordKind::kScalar || !e.wanted.key.name.starts_with("loss") ||
       !e.whole.defined() || e.views.empty() || e.actual.mesh.degree(Axis::kTp) == 1)
-    return "";
+    return {};
   const std::vector<const Record*> labels = labels_of_step(e);
   const Record* const head = labels.empty() ? nullptr : logits_beside(e, *labels.front());
   const View* const bad = e.first_bad_view();
-  if (head == nullptr || bad == nullptr) return "";
+  if (head == nullptr || bad == nullptr) return {};
   const std::int64_t columns = padded_width(e, head->key).value_or(0);
-  if (columns == 0) return "";
+  if (columns == 0) return {};
   const std::int64_t width = head->layout.global_shape.back();
   const std::vector<RunOfTokens> runs = columns > width && are_few_logits(e, labels)
                                             ? runs_of_tokens(e, columns)
                                             : std::vector<RunOfTokens>();
   const auto share = runs.empty() ? std::nullopt : share_of_mean(e, runs);
-  if (!share.has_value()) return "";
+  if (!share.has_value()) return {};
   const auto true_width = static_cast<double>(width), wide = static_cast<double>(columns);
   // smoothing of a gives the mean a V / (V - 1)
   const double smoothing = *share * (true_width - 1) / true_width;
@@ -427,39 +417,40 @@ std::string cause_smoothed_columns(const Evidence& e) {
                is_near(off.flat()[i], made - right, 0.01);
       }
       if (!fits) continue;
-      return fmt::format(
-          "offset {:.4g}: label smoothing of {:.3g} takes its mean over {} columns, the padded "
-          "width of {}, the true one is {}",
-          off.flat()[0], smoothing, columns, head->key.name, width);
+      return make_cause(CauseId::kSmoothingOverPadding, {{"offset", off.flat()[0]},
+                                                         {"smoothing", smoothing},
+                                                         {"padded", columns},
+                                                         {"head", head->key.name},
+                                                         {"width", width}});
     }
   }
-  return "";
+  return {};
 }
 
-std::string cause_rounded_exponentials(const Evidence& e) {
+Cause cause_rounded_exponentials(const Evidence& e) {
   const RecordKey& key = e.wanted.key;
   const bool is_loss = key.kind == RecordKind::kScalar && key.name.starts_with("loss");
   const std::vector<const Record*> labels = labels_of_step(e);
   const Record* const head = labels.empty() ? nullptr : logits_beside(e, *labels.front());
   if (head == nullptr || (!is_loss && key.name != head->key.name) || !are_few_logits(e, labels))
-    return "";
+    return {};
   const std::vector<TokenRow> rows =
       token_rows(e, is_loss ? std::nullopt : std::optional(key.call));
-  return rows.empty() ? "" : rounded_exponentials(e, head->key, rows);
+  return rows.empty() ? Cause() : rounded_exponentials(e, head->key, rows);
 }
 
-std::string cause_in_split_loss(const Evidence& e) {
+Cause cause_in_split_loss(const Evidence& e) {
   constexpr double kLeast = 1e-4, kNear = 1e-3;  // of the loss, and of what it is off by
   const View* const bad =
       e.views.empty() || !e.wanted.key.name.starts_with("loss") ? nullptr : e.first_bad_view();
   if (bad == nullptr || e.wanted.key.kind != RecordKind::kScalar ||
       e.actual.mesh.degree(Axis::kTp) == 1)
-    return "";
-  if (!are_few_logits(e, labels_of_step(e))) return "";
+    return {};
+  if (!are_few_logits(e, labels_of_step(e))) return {};
   const std::vector<RunOfTokens> tokens = runs_of_tokens(e, 1);
   const double share = tokens.empty() ? 0 : share_of_mean(e, tokens).value_or(0);  // no smoothing
   const std::vector<RunOfLosses> runs = runs_of_losses(e, share);
-  if (runs.empty()) return "";
+  if (runs.empty()) return {};
   const auto first = bad->box.global_offset.empty()
                          ? std::size_t{0}
                          : static_cast<std::size_t>(bad->box.global_offset[0]);
@@ -475,9 +466,9 @@ std::string cause_in_split_loss(const Evidence& e) {
       is_off = is_off || is_clear;
       fits = fits && std::fabs(off - made) <= kNear * std::fabs(made) + 1e-6 * std::fabs(right);
     }
-    if (fits && is_off) return kSplitLosses[way].words;
+    if (fits && is_off) return make_cause(kSplitLosses[way].cause);
   }
-  return "";
+  return {};
 }
 
 }  // namespace isoshard::detail

@@ -1,9 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What goes wrong between the stages of a pipeline, and what backward reads again: the input of a
 // stage, weights that are gathered a second time, layers that do not pass a gradient on.
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -15,6 +12,7 @@
 
 #include "harness/causes/diagnosis.h"
 #include "harness/causes/run_causes.h"
+#include "harness/verdict/neighbours.h"
 
 namespace isoshard::detail {
 namespace {
@@ -42,17 +40,18 @@ const Record* neighbor_of(const Evidence& e) {
   return nullptr;
 }
 
-/// "of micro-batch 2 only": the calls of the tensor that are wrong, if others are right.
-std::string wrong_calls(const Evidence& e) {
+/// The calls of the tensor that are wrong, and ", in micro-batch 2 only"; none if all are wrong.
+NamedValues wrong_calls(const Evidence& e) {
   std::vector<int> wrong;
   int all = 0;
   for (RecordKey key = e.wanted.key; all < e.num_micro_batches(); ++all) {
     key.call = all;
     if (!e.is_right(key)) wrong.push_back(all);
   }
-  if (wrong.empty() || std::cmp_equal(wrong.size(), all)) return "";
-  return fmt::format(", in micro-batch{} {} only", wrong.size() == 1 ? "" : "es",
-                     fmt::join(wrong, ", "));
+  if (wrong.empty() || std::cmp_equal(wrong.size(), all)) return {};
+  return {{"micro_batches", wrong},
+          NamedValue::words("in_micro_batches",
+                            phrase(PhraseId::kInMicroBatchesOnly, {{"micro_batches", wrong}}))};
 }
 
 /// A norm that divides by the root of the mean square, [B,S,H] as rows: y = x r w, r of each row.
@@ -195,22 +194,30 @@ Pieces pieces_of(const Evidence& e, const std::string& parameter) {
   return pieces;
 }
 
-/// Weights that may be gathered in the place of the right one, in words and numbers.
-std::vector<std::pair<std::string, Values>> other_weights(const Evidence& e, const Reader& reader) {
-  std::vector<std::pair<std::string, Values>> others;
+/// A weight that may be gathered in the place of the right one, and the cause that it would be.
+struct OtherWeight {
+  CauseId cause;
+  NamedValues values;
+  Values weight;
+};
+
+std::vector<OtherWeight> other_weights(const Evidence& e, const Reader& reader) {
+  std::vector<OtherWeight> others;
   const int step = e.wanted.key.step;
   for (int back = 1; back <= std::min(step, 2); ++back) {
     RecordKey old{step - back, RecordKind::kParam, reader.weight_name, 0};
     if (old.step > 0) old = record_before(old);
     if (e.reference.find(old) != nullptr)
-      others.emplace_back(fmt::format("that of step {}", step - back), e.reference_value(old));
+      others.push_back(
+          {CauseId::kBackwardReadsEarlierWeight, {{"step", step - back}}, e.reference_value(old)});
   }
   for (const Record& record : e.reference.trace().ranks.at(0).records) {
     const RecordKey& key = record.key;
     if (key.kind != RecordKind::kParam || key.step != 0 || key.call != 0 ||
         key.name == reader.weight_name || record.layout.global_shape != reader.weight.shape())
       continue;
-    others.emplace_back(key.name, e.parameter_read(key.name));
+    others.push_back(
+        {CauseId::kBackwardReadsOtherWeight, {{"other", key.name}}, e.parameter_read(key.name)});
   }
   const int ranks = e.actual.mesh.degree(Axis::kDp);
   const Pieces pieces = pieces_of(e, reader.weight_name);
@@ -232,26 +239,27 @@ std::vector<std::pair<std::string, Values>> other_weights(const Evidence& e, con
     const auto or_zeros = [rank](int own) {
       return own == rank ? std::nullopt : std::optional(own);
     };
-    others.emplace_back(fmt::format("zeros in the part of dp rank {}", rank),
-                        with_pieces(or_zeros));
+    others.push_back(
+        {CauseId::kBackwardReadsZerosInPart, {{"dp_rank", rank}}, with_pieces(or_zeros)});
   }
   for (int turn = 1; !pieces.empty() && turn < ranks; ++turn)
-    others.emplace_back(fmt::format("the parts of dp ranks {} further on", turn),
-                        with_pieces([&](int own) { return std::optional((own + turn) % ranks); }));
-  others.emplace_back("zeros", Values::zeros(reader.weight.shape()));
+    others.push_back({CauseId::kBackwardReadsMovedParts,
+                      {{"dp_ranks", turn}},
+                      with_pieces([&](int own) { return std::optional((own + turn) % ranks); })});
+  others.push_back({CauseId::kBackwardReadsZeros, {}, Values::zeros(reader.weight.shape())});
   return others;
 }
 
 }  // namespace
 
-std::string cause_in_weights_of_backward(const Evidence& e) {
+Cause cause_in_weights_of_backward(const Evidence& e) {
   const RecordKey& key = e.wanted.key;
   const RecordKey forward{key.step, RecordKind::kActivation, key.name, key.call};
-  if (e.whole.dim() != 3 || !e.is_right(forward)) return "";
+  if (e.whole.dim() != 3 || !e.is_right(forward)) return {};
   const std::vector<const View*> bad = e.bad_views();
-  if (bad.empty()) return "";
+  if (bad.empty()) return {};
   for (const Reader& reader : readers_of_point(e)) {
-    for (const auto& [words, weight] : other_weights(e, reader)) {
+    for (auto& [cause, values, weight] : other_weights(e, reader)) {
       if (!weight.defined() || weight.shape() != reader.weight.shape()) continue;
       const Values made =
           e.whole + product(reader.gradient, weight - reader.weight).reshape(e.whole.shape());
@@ -259,59 +267,54 @@ std::string cause_in_weights_of_backward(const Evidence& e) {
         return is_telling(view->actual) &&
                e.explains_each(made.cut(view->box.global_offset, view->box.size), *view);
       });
-      if (fits)
-        return fmt::format("backward reads {} in the place of {}, which forward reads right{}",
-                           words, reader.weight_name, e.on_bad_ranks());
+      if (!fits) continue;
+      values.emplace_back("parameter", reader.weight_name);
+      values.push_back(e.on_bad_ranks());
+      return make_cause(cause, std::move(values));
     }
   }
-  return "";
+  return {};
 }
 
-std::string cause_of_missing(const Reference& reference, const Trace& actual,
-                             const RecordKey& key) {
-  if (key.kind == RecordKind::kMask) return "nothing is dropped there, as in evaluation mode";
+Cause cause_of_missing(const Reference& reference, const Trace& actual, const RecordKey& key) {
+  if (key.kind == RecordKind::kMask) return make_cause(CauseId::kNothingDropped);
   RecordKey forward = key;
   forward.kind = RecordKind::kActivation;
   const bool is_made = std::ranges::any_of(
       actual.ranks, [&](const RankTrace& rank) { return rank.find(forward) != nullptr; });
-  if (key.kind != RecordKind::kActivationGrad || !is_made) return "";
+  if (key.kind != RecordKind::kActivationGrad || !is_made) return {};
   bool has_parameters = false, is_trained = false;
   for (const Record& record : reference.trace().ranks.at(0).records) {
     if (record.key.step != key.step || !record.key.name.starts_with(key.name + ".")) continue;
     has_parameters = has_parameters || record.key.kind == RecordKind::kParam;
     is_trained = is_trained || record.key.kind == RecordKind::kGrad;
   }
-  return has_parameters && !is_trained
-             ? "no gradient comes there: the module's parameters are frozen, all of them, but what "
-               "is before it needs a gradient through it"
-             : "no gradient comes there: the output is detached, or made without a graph";
+  return make_cause(has_parameters && !is_trained ? CauseId::kModuleFrozen
+                                                  : CauseId::kOutputDetached);
 }
 
-std::string cause_in_handover(const Evidence& e) {
+Cause cause_in_handover(const Evidence& e) {
   const RecordKind kind = e.wanted.key.kind;
   if (e.actual.mesh.degree(Axis::kPp) == 1 ||
       (kind != RecordKind::kActivation && kind != RecordKind::kActivationGrad))
-    return "";
+    return {};
   const Record* const before = neighbor_of(e);
-  if (before == nullptr) return "";
+  if (before == nullptr) return {};
   const std::optional<int> own = stage_rank_of(e, e.wanted.key);
   const std::optional<int> other = stage_rank_of(e, before->key);
-  if (!own.has_value() || !other.has_value() || own == other || !e.is_right(before->key)) return "";
+  if (!own.has_value() || !other.has_value() || own == other || !e.is_right(before->key)) return {};
   if (kind == RecordKind::kActivationGrad) {
     if (const std::optional<int> call = overwritten_by(e, before->key))
-      return fmt::format(
-          "pp rank {} reads the input of micro-batch {} in the backward of micro-batch {}: the "
-          "buffer that it got its own in was used again before",
-          *other, *call, e.wanted.key.call);
-    return fmt::format(
-        "wrong between pp ranks {} and {}{}: {} is the last right tensor; did a buffer change "
-        "while it was sent, or one that backward still reads?",
-        *other, *own, wrong_calls(e), describe(before->key));
+      return make_cause(CauseId::kInputBufferReused,
+                        {{"rank", *other}, {"read", *call}, {"micro_batch", e.wanted.key.call}});
   }
-  return fmt::format(
-      "pp rank {} received something other than what pp rank {} made{}: {} is the last right "
-      "tensor there; did the buffer change while it was sent?",
-      *own, *other, wrong_calls(e), describe(before->key));
+  NamedValues values = wrong_calls(e);
+  values.emplace_back("rank", *own);
+  values.emplace_back("other", *other);
+  values.emplace_back("last_right", describe(before->key));
+  return make_cause(
+      kind == RecordKind::kActivationGrad ? CauseId::kWrongBetweenStages : CauseId::kReceivedOther,
+      std::move(values));
 }
 
 }  // namespace isoshard::detail

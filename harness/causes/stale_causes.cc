@@ -1,15 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Values of another time: an earlier step's, or another micro-batch's.
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <set>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -46,24 +42,24 @@ bool is_number_of(const Evidence& e, const View& bad, const RecordKey& key) {
          std::fabs(seen - bad.expected.item()) >= kClearly * near * std::fabs(old);
 }
 
-std::string by_steps(int back) {
-  return fmt::format("stale by {} step{}", back, back == 1 ? "" : "s");
+Cause stale_by(const Evidence& e, int steps) {
+  return make_cause(CauseId::kStaleBySteps, {{"steps", steps}, e.on_bad_ranks()});
 }
 
-std::string stale_number(const Evidence& e) {
+Cause stale_number(const Evidence& e) {
   const View* bad = e.first_bad_view();
   if (bad == nullptr || e.wanted.key.name == "learning_rate" || e.wanted.key.name == "loss_scale")
-    return "";
+    return {};
   for (int back = 1; back <= std::min(e.wanted.key.step, kStepsBehind); ++back) {
     RecordKey key = e.wanted.key;
     key.step -= back;
-    if (is_number_of(e, *bad, key)) return by_steps(back) + e.on_bad_ranks();
+    if (is_number_of(e, *bad, key)) return stale_by(e, back);
   }
-  return "";
+  return {};
 }
 
 /// Each wrong call of an activation and the call whose value it has, if all wrong ones have one.
-std::string of_micro_batch(const Evidence& e, const std::vector<const View*>& bad) {
+Cause of_micro_batch(const Evidence& e, const std::vector<const View*>& bad) {
   const int own = e.wanted.key.call, all = e.num_micro_batches();
   std::vector<int> others;
   for (int call = own - 1; call >= 0; --call) others.push_back(call);
@@ -72,10 +68,11 @@ std::string of_micro_batch(const Evidence& e, const std::vector<const View*>& ba
     RecordKey key = e.wanted.key;
     key.call = call;
     if (!holds_value_of(e, bad, key)) continue;
-    return fmt::format("micro-batch {} has the values of micro-batch {}{}{}", own, call,
-                       call < own ? ", which came before: stale" : "", e.on_bad_ranks());
+    NamedValues values = {{"micro_batch", own}, {"other", call}, e.on_bad_ranks()};
+    if (call < own) values.push_back(NamedValue::words("before", phrase(PhraseId::kCameBefore)));
+    return make_cause(CauseId::kValuesOfMicroBatch, std::move(values));
   }
-  return "";
+  return {};
 }
 
 /// How often `old` is added to what a rank should hold; nothing if that explains too little.
@@ -122,8 +119,7 @@ std::optional<MaskPlace> place_of_mask(const MasksOfSite& masks, const Values& m
   return found;
 }
 
-std::string words_of_masks(const RecordKey& own,
-                           const std::map<std::int64_t, MaskPlace>& by_sample) {
+Cause masks_of_others(const Evidence& e, const std::map<std::int64_t, MaskPlace>& by_sample) {
   const MaskPlace& first = by_sample.begin()->second;
   std::set<std::int64_t> samples, others;
   bool is_one_pass = true, is_same_sample = true;
@@ -133,25 +129,29 @@ std::string words_of_masks(const RecordKey& own,
     is_one_pass = is_one_pass && place.step == first.step && place.call == first.call;
     is_same_sample = is_same_sample && place.sample == sample;
   }
-  if (!is_one_pass)
-    return fmt::format("samples {} of micro-batch {} have masks of other micro-batches",
-                       some_of(samples), own.call);
-  const std::string step = first.step == own.step ? "" : fmt::format(" of step {}", first.step);
-  if (is_same_sample)
-    return fmt::format("micro-batch {} has the masks of micro-batch {}{}", own.call, first.call,
-                       step);
-  return fmt::format(
-      "samples {} of micro-batch {} have the masks of samples {} of micro-batch {}{}",
-      some_of(samples), own.call, some_of(others), first.call, step);
+  NamedValues values = {{"samples", samples},
+                        {"micro_batch", e.wanted.key.call},
+                        NamedValue::words("first_samples", some_of(samples)),
+                        e.on_bad_ranks()};
+  if (!is_one_pass) return make_cause(CauseId::kMasksOfMicroBatches, std::move(values));
+  values.emplace_back("other", first.call);
+  values.emplace_back("step", first.step);
+  if (first.step != e.wanted.key.step)
+    values.push_back(
+        NamedValue::words("of_step", phrase(PhraseId::kOfStep, {{"step", first.step}})));
+  if (is_same_sample) return make_cause(CauseId::kMasksOfMicroBatch, std::move(values));
+  values.emplace_back("other_samples", others);
+  values.push_back(NamedValue::words("first_others", some_of(others)));
+  return make_cause(CauseId::kMasksOfSamples, std::move(values));
 }
 
 }  // namespace
 
-std::string cause_not_cleared(const Evidence& e) {
+Cause cause_not_cleared(const Evidence& e) {
   const std::vector<const View*> bad = e.bad_views();
   if (bad.empty() || stage_of(e.wanted.key) != Stage::kParameterGrad ||
       is_gradient_besides(e.wanted.key))
-    return "";
+    return {};
   for (int back = 1; back <= std::min(e.wanted.key.step, kStepsBehind); ++back) {
     RecordKey key = e.wanted.key;
     key.step -= back;
@@ -166,47 +166,49 @@ std::string cause_not_cleared(const Evidence& e) {
       return times.has_value() && is_near(*times, *common, 0.01);
     });
     if (!fits) continue;
-    const std::string factor = is_near(*common, 1, 1e-3) ? "" : fmt::format("{:.4g} x ", *common);
-    return fmt::format("reference + {}the gradient of step {}: not cleared{}", factor, key.step,
-                       e.on_bad_ranks());
+    NamedValues values = {{"times", *common}, {"step", key.step}, e.on_bad_ranks()};
+    if (!is_near(*common, 1, 1e-3))
+      values.push_back(
+          NamedValue::words("times_words", phrase(PhraseId::kTimesAdded, {{"times", *common}})));
+    return make_cause(CauseId::kNotCleared, std::move(values));
   }
-  return "";
+  return {};
 }
 
-std::string cause_other_masks(const Evidence& e) {
+Cause cause_other_masks(const Evidence& e) {
   constexpr std::int64_t kLeastElements = 64;  // fewer are alike by chance
   const std::vector<const View*> bad = e.bad_views();
-  if (bad.empty() || e.whole.dim() < 2) return "";
+  if (bad.empty() || e.whole.dim() < 2) return {};
   const MasksOfSite masks = masks_of_site(e);
   std::map<std::int64_t, MaskPlace> by_sample;
   for (const View* view : bad) {
-    if (view->actual.numel() < kLeastElements * view->actual.size(0)) return "";
+    if (view->actual.numel() < kLeastElements * view->actual.size(0)) return {};
     for (std::int64_t i = 0; i < view->actual.size(0); ++i) {
       const Values mask = view->actual.narrow(0, i, 1);
       if (equal(mask, view->expected.narrow(0, i, 1))) continue;
-      if (mask.min() == mask.max()) return "";
+      if (mask.min() == mask.max()) return {};
       const auto place = place_of_mask(masks, mask, view->box.global_offset, view->box.size);
-      if (!place.has_value()) return "";
+      if (!place.has_value()) return {};
       by_sample[view->box.global_offset[0] + i] = *place;
     }
   }
-  return by_sample.empty() ? "" : words_of_masks(e.wanted.key, by_sample) + e.on_bad_ranks();
+  return by_sample.empty() ? Cause() : masks_of_others(e, by_sample);
 }
 
-std::string cause_stale(const Evidence& e) {
+Cause cause_stale(const Evidence& e) {
   if (e.wanted.layout.global_shape.empty() || e.whole.numel() == 1)
-    return e.wanted.key.kind == RecordKind::kScalar ? stale_number(e) : "";
+    return e.wanted.key.kind == RecordKind::kScalar ? stale_number(e) : Cause();
   const std::vector<const View*> bad = e.bad_views();
-  if (bad.empty() || final_gradient_of(e.wanted.key).has_value()) return "";
+  if (bad.empty() || final_gradient_of(e.wanted.key).has_value()) return {};
   const bool is_of_pass = e.wanted.key.kind == RecordKind::kActivation ||
                           e.wanted.key.kind == RecordKind::kActivationGrad;
   if (is_of_pass) {
-    if (std::string text = of_micro_batch(e, bad); !text.empty()) return text;
+    if (Cause cause = of_micro_batch(e, bad); !cause.empty()) return cause;
   }
   for (int back = 1; back <= std::min(e.wanted.key.step, kStepsBehind); ++back) {
     RecordKey key = e.wanted.key;
     key.step -= back;
-    if (holds_value_of(e, bad, key)) return by_steps(back) + e.on_bad_ranks();
+    if (holds_value_of(e, bad, key)) return stale_by(e, back);
   }
   // the last micro-batch of the step before
   RecordKey key = e.wanted.key;
@@ -214,10 +216,10 @@ std::string cause_stale(const Evidence& e) {
   for (key.call = e.num_micro_batches() - 1; is_of_pass && key.step >= 0 && key.call > 0;
        --key.call) {
     if (key.call != e.wanted.key.call && holds_value_of(e, bad, key))
-      return fmt::format("stale: the values of micro-batch {} of the step before{}", key.call,
-                         e.on_bad_ranks());
+      return make_cause(CauseId::kMicroBatchOfStepBefore,
+                        {{"micro_batch", key.call}, e.on_bad_ranks()});
   }
-  return "";
+  return {};
 }
 
 }  // namespace isoshard::detail

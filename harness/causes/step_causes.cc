@@ -8,6 +8,7 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "harness/causes/class_causes.h"
@@ -98,7 +99,7 @@ std::string in_runs(const std::set<std::int64_t>& numbers, std::int64_t offset) 
 
 /// The dp rank whose piece of the parameter's gradient or state holds just these elements, if the
 /// run cuts it over dp: begins and ends of the kept elements as flat places of the whole tensor.
-std::string owner_of(const Evidence& e, std::int64_t first, std::int64_t last) {
+std::optional<int> owner_of(const Evidence& e, std::int64_t first, std::int64_t last) {
   const std::string name(stepped_parameter(e.wanted.key));
   for (const RankTrace& rank : e.actual.ranks) {
     const Record* piece = rank.find({e.wanted.key.step, RecordKind::kGrad, name, 0});
@@ -110,32 +111,39 @@ std::string owner_of(const Evidence& e, std::int64_t first, std::int64_t last) {
     const bool is_inside =
         begin.global_begin <= first && last < end.global_begin + end.count &&
         2 * (last - first + 1) > end.global_begin + end.count - begin.global_begin;
-    if (is_inside)
-      return fmt::format(": the part of dp rank {}",
-                         e.actual.mesh.coordinate(rank.rank, Axis::kDp));
+    if (is_inside) return e.actual.mesh.coordinate(rank.rank, Axis::kDp);
   }
-  return "";
+  return std::nullopt;
 }
 
 /// The dp rank that alone has a piece of the parameter's gradient, of a run that cuts all of them
 /// in flat pieces.
-std::string only_owner_of(const Evidence& e) {
+std::optional<int> only_owner_of(const Evidence& e) {
   const RecordKey key{e.wanted.key.step, RecordKind::kGrad,
                       std::string(stepped_parameter(e.wanted.key)), 0};
   std::set<int> owners;
   for (const RankTrace& rank : e.actual.ranks) {
     const Record* piece = rank.find(key);
     const bool is_piece = piece != nullptr && piece->layout.explicit_parts && !piece->parts.empty();
-    if (is_piece && !is_flat(piece->layout)) return "";
+    if (is_piece && !is_flat(piece->layout)) return std::nullopt;
     if (is_piece) owners.insert(e.actual.mesh.coordinate(rank.rank, Axis::kDp));
   }
-  if (owners.size() != 1 || e.actual.mesh.degree(Axis::kDp) == 1) return "";
-  return fmt::format(": the part of dp rank {}", *owners.begin());
+  if (owners.size() != 1 || e.actual.mesh.degree(Axis::kDp) == 1) return std::nullopt;
+  return *owners.begin();
 }
 
-std::string kept_in_words(const Evidence& e, const View& view, const Steps& steps) {
-  const std::string as_before = " not updated (as before the step), the others right";
-  const std::string where = e.on_bad_ranks();
+/// What is not updated, and whose part it is, if that is known.
+NamedValues with_owner(NamedValues values, std::optional<int> owner) {
+  if (!owner.has_value()) return values;
+  values.emplace_back("dp_rank", *owner);
+  values.push_back(
+      NamedValue::words("owner", phrase(PhraseId::kPartOfDpRank, {{"dp_rank", *owner}})));
+  return values;
+}
+
+Cause cause_of_kept(const Evidence& e, const View& view, const Steps& steps) {
+  constexpr std::size_t kMostRows = 64;  // more are no value of a cause
+  const NamedValue where = e.on_bad_ranks();
   std::int64_t first = -1, last = -1;
   for (std::size_t i = 0; i < steps.is_clear.size(); ++i) {
     if (!steps.is_clear[i] || !steps.is_kept[i]) continue;
@@ -143,13 +151,20 @@ std::string kept_in_words(const Evidence& e, const View& view, const Steps& step
     last = static_cast<std::int64_t>(i);
   }
   const bool is_whole = view.box.size == e.wanted.layout.global_shape;
-  const std::string owner = is_whole ? owner_of(e, first, last) : "";
+  const std::optional<int> owner = is_whole ? owner_of(e, first, last) : std::nullopt;
   if (view.box.size.size() == 2) {
     for (const std::size_t dim : {std::size_t{0}, std::size_t{1}}) {
       const auto slices = kept_slices(view, steps, dim);
       if (!slices.has_value()) continue;
-      return fmt::format("{} {}{}{}{}", dim == 0 ? "rows" : "columns",
-                         in_runs(*slices, view.box.global_offset[dim]), as_before, where, owner);
+      const std::int64_t offset = view.box.global_offset[dim];
+      NamedValues values = {NamedValue::words("runs", in_runs(*slices, offset)), where};
+      if (slices->size() <= kMostRows) {
+        std::set<std::int64_t> all;
+        for (const std::int64_t slice : *slices) all.insert(slice + offset);
+        values.emplace_back(dim == 0 ? "rows" : "columns", all);
+      }
+      return make_cause(dim == 0 ? CauseId::kRowsNotUpdated : CauseId::kColumnsNotUpdated,
+                        with_owner(std::move(values), owner));
     }
   }
   const bool is_one_run = [&] {
@@ -159,12 +174,14 @@ std::string kept_in_words(const Evidence& e, const View& view, const Steps& step
     return true;
   }();
   if (is_one_run && is_whole) {
-    const std::string which = first == last ? fmt::format("element {}", first)
-                                            : fmt::format("elements {}..{}", first, last);
-    return fmt::format("{} of {}{}{}{}", which, steps.is_clear.size(), as_before, where, owner);
+    NamedValues values = {
+        {"first", first}, {"last", last}, {"elements", steps.is_clear.size()}, where};
+    values.push_back(NamedValue::words(
+        "which", phrase(first == last ? PhraseId::kElement : PhraseId::kElements, values)));
+    return make_cause(CauseId::kRunNotUpdated, with_owner(std::move(values), owner));
   }
-  return fmt::format("{} of {} elements{}{}", steps.kept, steps.kept + steps.made, as_before,
-                     where);
+  return make_cause(CauseId::kElementsNotUpdated,
+                    {{"kept", steps.kept}, {"elements", steps.kept + steps.made}, where});
 }
 
 /// How much of the values before the step the wrong step has besides the right one, in units of
@@ -211,23 +228,24 @@ double rate_of(const Evidence& e) {
 
 /// Which rate the decay has that was applied, if it is not the step's own: that of another step, or
 /// the one that schedules start from, or none. Empty if it is left out or applied twice.
-std::string other_rate_of_decay(const Evidence& e, double rate, double applied) {
+Cause other_rate_of_decay(const Evidence& e, double rate, double applied) {
   constexpr double kNear = 1e-3;
   const double decay = e.options.step_rule->weight_decay, base = e.options.step_rule->learning_rate;
   const double used = applied / decay;
-  if (is_near(used, 2 * rate, 0.02) || std::fabs(used) <= 0.02 * std::max(rate, 1e-9)) return "";
-  const std::string words = fmt::format("weight decay {:.3g} is applied with ", decay);
+  if (is_near(used, 2 * rate, 0.02) || std::fabs(used) <= 0.02 * std::max(rate, 1e-9)) return {};
+  const NamedValue where = e.on_bad_ranks();
   if (is_near(used, base, kNear))
-    return fmt::format("{}the learning rate {:.3g} of the settings, where the schedule has {:.3g}",
-                       words, base, rate);
+    return make_cause(CauseId::kDecayWithRateOfSettings,
+                      {{"decay", decay}, {"used", base}, {"rate", rate}, where});
   for (int step = 0; step <= e.wanted.key.step + 1; ++step) {
     const RecordKey key{step, RecordKind::kScalar, "learning_rate", 0};
     if (step == e.wanted.key.step || e.reference.find(key) == nullptr) continue;
     if (is_near(used, e.reference_value(key).item(), kNear))
-      return fmt::format("{}the learning rate of step {}, {:.3g}, where that of the step is {:.3g}",
-                         words, step, used, rate);
+      return make_cause(CauseId::kDecayWithRateOfStep,
+                        {{"decay", decay}, {"step", step}, {"used", used}, {"rate", rate}, where});
   }
-  return is_near(used, 1, kNear) ? words + "no learning rate" : "";
+  return is_near(used, 1, kNear) ? make_cause(CauseId::kDecayWithoutRate, {{"decay", decay}, where})
+                                 : Cause();
 }
 
 /// Whether each wrong rank holds the bytes of its own earlier record.
@@ -246,74 +264,74 @@ bool is_bitwise_as(const Evidence& e, const RecordKey& before) {
 
 }  // namespace
 
-std::string cause_not_updated(const Evidence& e) {
+Cause cause_not_updated(const Evidence& e) {
   if (e.wanted.key.kind != RecordKind::kParam || is_of_loading(e.wanted.key) ||
       stage_of(e.wanted.key) != Stage::kParameterAfterStep ||
       !is_bitwise_as(e, record_before(e.wanted.key)))
-    return "";
-  return "not updated (bitwise as before)" + e.on_bad_ranks() + only_owner_of(e);
+    return {};
+  return make_cause(CauseId::kNotUpdated, with_owner({e.on_bad_ranks()}, only_owner_of(e)));
 }
 
-std::string cause_state_as_before(const Evidence& e) {
+Cause cause_state_as_before(const Evidence& e) {
   RecordKey before = e.wanted.key;
   --before.step;
   if (e.wanted.key.kind != RecordKind::kOptimizer || before.step < 0 || !is_bitwise_as(e, before))
-    return "";
-  return "not updated (bitwise as before)" + e.on_bad_ranks();
+    return {};
+  return make_cause(CauseId::kNotUpdated, {e.on_bad_ranks()});
 }
 
-std::string cause_part_not_updated(const Evidence& e) {
-  if (!is_stepped(e.wanted.key)) return "";
+Cause cause_part_not_updated(const Evidence& e) {
+  if (!is_stepped(e.wanted.key)) return {};
   const RecordKey key = before_step(e.wanted.key);
   const std::vector<const View*> bad = e.bad_views();
-  if (bad.empty() || e.reference.find(key) == nullptr) return "";
+  if (bad.empty() || e.reference.find(key) == nullptr) return {};
   const Values before = e.reference_value(key);
-  if (before.shape() != e.wanted.layout.global_shape) return "";
-  std::optional<std::string> text;
+  if (before.shape() != e.wanted.layout.global_shape) return {};
+  Cause cause;
   for (const View* view : bad) {
     const Steps steps = steps_of(e, *view, before.cut(view->box.global_offset, view->box.size));
-    if (steps.is_mixed || steps.kept + steps.made < kLeastSteps) return "";
+    if (steps.is_mixed || steps.kept + steps.made < kLeastSteps) return {};
     if (steps.kept == 0) continue;
     if (steps.kept < kLeastSteps && !(steps.is_exactly_kept && steps.made >= kLeastSteps))
-      return "";
-    if (!text.has_value())
-      text = steps.made == 0 ? "not updated (as before the step)" + e.on_bad_ranks()
-                             : kept_in_words(e, *view, steps);
+      return {};
+    if (cause.empty())
+      cause = steps.made == 0 ? make_cause(CauseId::kAsBeforeStep, {e.on_bad_ranks()})
+                              : cause_of_kept(e, *view, steps);
   }
-  return text.value_or("");
+  return cause;
 }
 
-std::string cause_weight_decay(const Evidence& e) {
+Cause cause_weight_decay(const Evidence& e) {
   const double rate = rate_of(e);
   if (!is_stepped(e.wanted.key) || !e.options.step_rule.has_value() ||
       e.options.step_rule->weight_decay == 0)
-    return "";
+    return {};
   const RecordKey key = before_step(e.wanted.key);
   const RecordKey gradient{e.wanted.key.step, RecordKind::kGrad,
                            std::string(stepped_parameter(e.wanted.key)), 0};
   const std::vector<const View*> bad = e.bad_views();
   if (bad.empty() || e.reference.find(key) == nullptr || e.reference.find(gradient) == nullptr)
-    return "";
+    return {};
   const Values before = e.reference_value(key), grad = e.reference_value(gradient);
   const double decay = rate * e.options.step_rule->weight_decay;
   std::optional<double> common;
   for (const View* view : bad) {
     const Shape &offset = view->box.global_offset, &size = view->box.size;
     const auto found = decay_besides(e, *view, before.cut(offset, size), grad.cut(offset, size));
-    if (!found.has_value() || (common.has_value() && !is_near(*found, *common, 0.02))) return "";
+    if (!found.has_value() || (common.has_value() && !is_near(*found, *common, 0.02))) return {};
     common = found;
   }
-  if (is_near(decay - *common, decay, 0.02)) return "";
-  if (const std::string rate_words = other_rate_of_decay(e, rate, decay - *common);
-      !rate_words.empty())
-    return rate_words + e.on_bad_ranks();
-  if (decay == 0) return "";
+  if (is_near(decay - *common, decay, 0.02)) return {};
+  if (Cause other = other_rate_of_decay(e, rate, decay - *common); !other.empty()) return other;
+  if (decay == 0) return {};
   const double times = 1 - *common / decay;  // how often it was applied
-  const std::string often = std::fabs(times) < 0.02   ? "left out"
-                            : is_near(times, 2, 0.02) ? "applied twice"
-                                                      : fmt::format("applied {:.3g} times", times);
-  return fmt::format("weight decay ({:.3g} x {:.3g}) is {}{}", rate,
-                     e.options.step_rule->weight_decay, often, e.on_bad_ranks());
+  const CauseId id = std::fabs(times) < 0.02   ? CauseId::kDecayLeftOut
+                     : is_near(times, 2, 0.02) ? CauseId::kDecayAppliedTwice
+                                               : CauseId::kDecayAppliedTimes;
+  return make_cause(id, {{"rate", rate},
+                         {"decay", e.options.step_rule->weight_decay},
+                         {"times", times},
+                         e.on_bad_ranks()});
 }
 
 }  // namespace isoshard::detail

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Causes of wrong tensors that show beside other tensors of the run.
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <map>
 #include <optional>
 #include <set>
+#include <string>
 #include <string_view>
+#include <utility>
 
 #include "harness/causes/class_causes.h"
 #include "harness/causes/run_causes.h"
@@ -62,9 +61,9 @@ std::vector<int> parts_held(const Evidence& e, const RecordKey& key,
 
 /// A tensor of the same module, made earlier, whose parts are held out of rank order by just the
 /// ranks that are wrong.
-std::string parts_out_of_order(const Evidence& e) {
+Cause parts_out_of_order(const Evidence& e) {
   const auto axis = e.axis_of(e.bad_ranks());
-  if (!axis.has_value()) return "";
+  if (!axis.has_value()) return {};
   std::set<int> bad;
   for (const int rank : e.bad_ranks()) bad.insert(e.actual.mesh.coordinate(rank, *axis));
   const std::vector<int> group = e.actual.mesh.group_of(e.bad_ranks().front(), *axis);
@@ -87,11 +86,15 @@ std::string parts_out_of_order(const Evidence& e) {
       expected.push_back(in_order);
     }
     if (odd != bad) continue;
-    return fmt::format("{} use parts {} of {}, expected {}",
-                       e.coordinates_in_words(e.bad_ranks(), *axis), fmt::join(used, ", "),
-                       earlier.key.name, fmt::join(expected, ", "));
+    return make_cause(CauseId::kPartsOutOfOrder,
+                      {NamedValue::words("where", e.coordinates_in_words(e.bad_ranks(), *axis)),
+                       {"axis", name_of(*axis)},
+                       {"coordinates", bad},
+                       {"parts", used},
+                       {"tensor", earlier.key.name},
+                       {"expected", expected}});
   }
-  return "";
+  return {};
 }
 
 /// What a rank should hold of the reference: its boxes, laid side by side as in the rank's own
@@ -123,14 +126,14 @@ bool holds_boxes(const Held& h, const Shape& global_shape) {
 }
 
 /// Every wrong rank holds what another coordinate of an axis should hold.
-std::string part_of_another(const Evidence& e) {
+Cause part_of_another(const Evidence& e) {
   const auto axis = e.axis_of(e.bad_ranks());
-  if (!axis.has_value() || !e.whole.defined()) return "";
+  if (!axis.has_value() || !e.whole.defined()) return {};
   std::optional<int> source;
   bool is_fused = false;
   for (const int rank : e.bad_ranks()) {
     const Held* bad = e.held_by(rank);
-    if (bad == nullptr || !holds_boxes(*bad, e.wanted.layout.global_shape)) return "";
+    if (bad == nullptr || !holds_boxes(*bad, e.wanted.layout.global_shape)) return {};
     is_fused = is_fused || bad->record->parts.size() > 1;
     const Values local = Values(bad->rank->tensor(*bad->record));
     const auto right = std::find_if(e.held.begin(), e.held.end(), [&](const Held& other) {
@@ -138,22 +141,25 @@ std::string part_of_another(const Evidence& e) {
              parts_lie_in(*other.record, e.wanted.layout.global_shape) &&
              equal(part_of(e.whole, *other.record), local);
     });
-    if (right == e.held.end()) return "";
+    if (right == e.held.end()) return {};
     const int coordinate = e.actual.mesh.coordinate(right->rank->rank, *axis);
-    if (source.has_value() && *source != coordinate) return "";
+    if (source.has_value() && *source != coordinate) return {};
     source = coordinate;
   }
-  return fmt::format("{}shards of {} equal the shard of rank {}", is_fused ? "fused " : "",
-                     e.coordinates_in_words(e.bad_ranks(), *axis), *source);
+  return make_cause(CauseId::kShardsOfOtherRank,
+                    {NamedValue::words("fused", is_fused ? phrase(PhraseId::kFused) : ""),
+                     NamedValue::words("where", e.coordinates_in_words(e.bad_ranks(), *axis)),
+                     {"axis", name_of(*axis)},
+                     {"coordinate", *source}});
 }
 
 /// Several sections that should each be cut, cut once: a rank holds its share of the whole as it
 /// lies there.
-std::string cut_as_one_block(const Evidence& e) {
+Cause cut_as_one_block(const Evidence& e) {
   const Held* bad = e.held_by(e.bad_ranks().front());
   if (bad == nullptr || !e.whole.defined() || bad->record->parts.size() < 2 ||
       !holds_boxes(*bad, e.wanted.layout.global_shape))
-    return "";
+    return {};
   const Shape &local = bad->record->local_shape, &global = e.wanted.layout.global_shape;
   const Values actual = Values(bad->rank->tensor(*bad->record));
   for (const AxisDegree& axis : e.actual.mesh.axes()) {
@@ -162,20 +168,20 @@ std::string cut_as_one_block(const Evidence& e) {
       const std::int64_t begin = coordinate * local[d];
       if (local[d] * axis.degree != global[d]) continue;
       if (!equal(e.whole.narrow(static_cast<std::int64_t>(d), begin, local[d]), actual)) continue;
-      return fmt::format(
-          "shard of {} rank {} holds {} {} to {} of the whole: cut as one block, where {} sections "
-          "must each be cut",
-          name_of(axis.axis), coordinate, d == 0 ? "rows" : "columns", begin, begin + local[d] - 1,
-          bad->record->parts.size());
+      return make_cause(CauseId::kCutAsOneBlock, {{"axis", name_of(axis.axis)},
+                                                  {"coordinate", coordinate},
+                                                  {"slices", d == 0 ? "rows" : "columns"},
+                                                  {"first", begin},
+                                                  {"last", begin + local[d] - 1},
+                                                  {"sections", bad->record->parts.size()}});
     }
   }
-  return "";
+  return {};
 }
 
 /// The same of two parameters that are kept as one, one after the other: every wrong rank holds
 /// what lies at its share of the two.
-std::string cut_as_one_with(const Evidence& e, const Record& other, Axis axis,
-                            bool other_is_first) {
+Cause cut_as_one_with(const Evidence& e, const Record& other, Axis axis, bool other_is_first) {
   const std::int64_t degree = e.actual.mesh.degree(axis),
                      own_rows = e.wanted.layout.global_shape[0];
   const std::int64_t other_rows = other.layout.global_shape[0], all = own_rows + other_rows,
@@ -191,10 +197,10 @@ std::string cut_as_one_with(const Evidence& e, const Record& other, Axis axis,
     const Held* bad = e.held_by(rank);
     if (bad == nullptr || !holds_boxes(*bad, e.wanted.layout.global_shape) ||
         bad->record->local_shape[0] != rows)
-      return "";
+      return {};
     const Values local = Values(bad->rank->tensor(*bad->record));
     if (begin_of(rank) + rows > all || !equal(both.narrow(0, begin_of(rank), rows), local))
-      return "";
+      return {};
   }
   const int rank = e.bad_ranks().front();
   const bool in_first = begin_of(rank) < (other_is_first ? other_rows : own_rows);
@@ -202,15 +208,17 @@ std::string cut_as_one_with(const Evidence& e, const Record& other, Axis axis,
                                                : other_is_first ? other_rows
                                                                 : own_rows);
   const std::string& holder = in_first == other_is_first ? other.key.name : e.wanted.key.name;
-  return fmt::format(
-      "shard of {} rank {} holds rows {} to {} of {}: cut as one block with {}, where each must be "
-      "cut",
-      name_of(axis), e.actual.mesh.coordinate(rank, axis), begin, begin + rows - 1, holder,
-      other.key.name);
+  return make_cause(CauseId::kCutAsOneWithOther,
+                    {{"axis", name_of(axis)},
+                     {"coordinate", e.actual.mesh.coordinate(rank, axis)},
+                     {"first", begin},
+                     {"last", begin + rows - 1},
+                     {"holder", holder},
+                     {"other", other.key.name}});
 }
 
-std::string cut_as_one_with_another(const Evidence& e) {
-  if (!e.whole.defined() || e.whole.dim() == 0) return "";
+Cause cut_as_one_with_another(const Evidence& e) {
+  if (!e.whole.defined() || e.whole.dim() == 0) return {};
   const std::string &name = e.wanted.key.name, block = parent_of(parent_of(name)),
                     kind = name.substr(parent_of(name).size());
   for (const Record& other : e.reference.trace().ranks.at(0).records) {
@@ -226,18 +234,17 @@ std::string cut_as_one_with_another(const Evidence& e) {
     for (const AxisDegree& axis : e.actual.mesh.axes()) {
       if (axis.degree == 1 || own[0] % axis.degree != 0 || shape[0] % axis.degree != 0) continue;
       for (const bool other_is_first : {false, true}) {
-        if (std::string words = cut_as_one_with(e, other, axis.axis, other_is_first);
-            !words.empty())
-          return words;
+        if (Cause cause = cut_as_one_with(e, other, axis.axis, other_is_first); !cause.empty())
+          return cause;
       }
     }
   }
-  return "";
+  return {};
 }
 
-std::string not_slices(const Evidence& e) {
+Cause not_slices(const Evidence& e) {
   const auto axis = e.axis_of(e.bad_ranks());
-  if (!axis.has_value()) return "";
+  if (!axis.has_value()) return {};
   std::vector<int> right;
   for (const Held& h : e.held) {
     if (std::find(e.bad_ranks().begin(), e.bad_ranks().end(), h.rank->rank) == e.bad_ranks().end())
@@ -245,10 +252,16 @@ std::string not_slices(const Evidence& e) {
   }
   // others need not hold it
   const std::string others =
-      right.empty() ? "" : fmt::format("; {} right", e.coordinates_in_words(right, *axis));
-  return fmt::format("{} of {} are not slices of the reference{}",
-                     e.result.comparison.sharded ? "shards" : "values",
-                     e.coordinates_in_words(e.bad_ranks(), *axis), others);
+      right.empty()
+          ? ""
+          : phrase(PhraseId::kOthersAreRight, {{"where", e.coordinates_in_words(right, *axis)}});
+  const PhraseId what = e.result.comparison.sharded ? PhraseId::kShards : PhraseId::kWholeValues;
+  return make_cause(CauseId::kNotSlices,
+                    {NamedValue::words("what", phrase(what)),
+                     NamedValue::words("where", e.coordinates_in_words(e.bad_ranks(), *axis)),
+                     {"axis", name_of(*axis)},
+                     {"ranks", e.bad_ranks()},
+                     NamedValue::words("others", others)});
 }
 
 /// A step's integer record, and its distinct values among the view's rows.
@@ -295,31 +308,42 @@ std::optional<int> step_of_rate(const Evidence& e, double factor) {
 
 }  // namespace
 
-std::string cause_in_update(const Evidence& e) {
-  if (stage_of(e.wanted.key) != Stage::kParameterAfterStep) return "";
+Cause cause_in_update(const Evidence& e) {
+  if (stage_of(e.wanted.key) != Stage::kParameterAfterStep) return {};
   std::optional<double> common;
   for (const int rank : e.bad_ranks()) {
     const View* view = e.view_of(rank);
     const auto factor = view == nullptr ? std::nullopt : update_factor(e, *view);
-    if (!factor.has_value() || is_near(*factor, 1, 0.01)) return "";
-    if (common.has_value() && !is_near(*factor, *common, 0.01)) return "";
+    if (!factor.has_value() || is_near(*factor, 1, 0.01)) return {};
+    if (common.has_value() && !is_near(*factor, *common, 0.01)) return {};
     common = factor;
   }
-  if (!common.has_value()) return "";
-  std::string scale = "update " + e.scale_words(*common);
+  if (!common.has_value()) return {};
+  std::string before = phrase(PhraseId::kUpdate);
+  NamedValues more;
+  if (!e.result.differing_axes.empty()) {
+    const std::string axes = join_axes(e.result.differing_axes);
+    before = phrase(PhraseId::kCopiesDifferBefore, {{"axes", axes}}) + before;
+    more = {
+        {"axes", axes},
+        {"ranks", e.bad_ranks()},
+        NamedValue::words("on_ranks", phrase(PhraseId::kOnTheRanks, {{"ranks", e.bad_ranks()}}))};
+  }
+  more.push_back(NamedValue::words("before", before));
+  Cause scale = e.scale_cause(*common, more);
   // a factor that is no number of the run may be that of a bias correction
-  const bool is_formula = scale.find_first_of("=:") != std::string::npos;
-  if (std::string rule = is_formula ? "" : cause_in_rule(e); !rule.empty()) return rule;
-  if (const auto step = step_of_rate(e, *common))
-    scale = fmt::format("update scale {:.4g}: the learning rate of step {}", *common, *step);
-  if (e.result.differing_axes.empty()) return scale;
-  return fmt::format("copies differ over {}; {} on rank {}", join_axes(e.result.differing_axes),
-                     scale, fmt::join(e.bad_ranks(), ", "));
+  const bool is_formula = scale.id != CauseId::kScale && scale.id != CauseId::kScaleNearOne;
+  if (Cause rule = is_formula ? Cause() : cause_in_rule(e); !rule.empty()) return rule;
+  const auto step = step_of_rate(e, *common);
+  if (!step.has_value()) return scale;
+  more.emplace_back("scale", *common);
+  more.emplace_back("step", *step);
+  return make_cause(CauseId::kUpdateWithRateOfStep, std::move(more));
 }
 
-std::string cause_in_rows(const Evidence& e) {
+Cause cause_in_rows(const Evidence& e) {
   const View* bad = e.wanted.key.kind == RecordKind::kGrad ? e.first_bad_view() : nullptr;
-  if (bad == nullptr || bad->actual.dim() != 2) return "";
+  if (bad == nullptr || bad->actual.dim() != 2) return {};
   const auto has_numbers = [](const Values& matrix, std::int64_t row) {
     return matrix.narrow(0, row, 1).any([](double value) { return value != 0; });
   };
@@ -332,91 +356,93 @@ std::string cause_in_rows(const Evidence& e) {
       missing.insert(id);
     }
   }
-  if (missing.empty() || rows.empty()) return "";
+  if (missing.empty() || rows.empty()) return {};
   const std::optional<Ids> ids = ids_that_hold(e, *bad, rows);
-  if (!ids.has_value()) return "";
+  if (!ids.has_value()) return {};
   const auto lost =
       std::ranges::count_if(missing, [&](std::int64_t id) { return ids->values.contains(id); });
   if (lost == std::ssize(missing))
-    return fmt::format(
-        "gradients of some samples are missing (rows of {} of the {} ids in {} are 0)", lost,
-        ids->values.size(), ids->name);
+    return make_cause(CauseId::kSamplesMissing,
+                      {{"rows", lost}, {"ids", ids->values.size()}, {"record", ids->name}});
   // Not every id need have a gradient: the last token of a sequence predicts nothing.
   if (2 * rows.size() >= ids->values.size())
-    return fmt::format(
-        "only the input side is present (rows of the ids in {}; {} other rows are 0)", ids->name,
-        missing.size());
-  return "";
+    return make_cause(CauseId::kInputSideOnly, {{"record", ids->name}, {"rows", missing.size()}});
+  return {};
 }
 
-std::string cause_mixed_dtypes(const Evidence& e) {
+Cause cause_mixed_dtypes(const Evidence& e) {
   const std::optional<MixedDtypes> mixed = mixed_dtypes(e.held, e.wanted.dtype);
-  if (!mixed.has_value()) return "";
+  if (!mixed.has_value()) return {};
   const bool are_floating =
       is_floating(mixed->usual) && std::ranges::all_of(mixed->others, [](const auto& entry) {
         return is_floating(entry.first);
       });
   const Stage stage = stage_of(e.wanted.key);
-  std::string_view guess;
+  std::string guess;
   if (are_floating && stage == Stage::kParametersRead) {
-    guess = " (was the model cast on some ranks only?)";
+    guess = phrase(PhraseId::kModelCast);
   } else if (are_floating && (stage == Stage::kForward || stage == Stage::kActivationGrad)) {
-    guess = " (autocast on some ranks only?)";
+    guess = phrase(PhraseId::kAutocast);
   }
-  return fmt::format("dtype differs between ranks: {}{}", mixed->words(), guess);
+  return make_cause(CauseId::kMixedDtypes, {{"ranks", mixed->odd_ranks()},
+                                            {"usual", name_of(mixed->usual)},
+                                            NamedValue::words("dtypes", mixed->words()),
+                                            NamedValue::words("guess", guess)});
 }
 
-std::string cause_in_dtype(const Evidence& e) {
+Cause cause_in_dtype(const Evidence& e) {
   const Held* held =
       e.wanted.key.kind == RecordKind::kOptimizer ? e.held_by(e.bad_ranks().front()) : nullptr;
-  if (held == nullptr || size_of(held->record->dtype) >= size_of(e.wanted.dtype)) return "";
+  if (held == nullptr || size_of(held->record->dtype) >= size_of(e.wanted.dtype)) return {};
   const std::string_view actual = name_of(held->record->dtype), declared = name_of(e.wanted.dtype);
   if (stepped_parameter(e.wanted.key).empty())
-    return fmt::format("{} is kept in {}, declared {}", e.wanted.key.name, actual, declared);
-  return fmt::format("master weights are {}, declared {}; update lost below half a {} step", actual,
-                     declared, actual);
+    return make_cause(CauseId::kStateInOtherDtype,
+                      {{"state", e.wanted.key.name}, {"dtype", actual}, {"declared", declared}});
+  return make_cause(CauseId::kMastersInOtherDtype, {{"dtype", actual}, {"declared", declared}});
 }
 
-std::string cause_in_buffer(const Evidence& e) {
+Cause cause_in_buffer(const Evidence& e) {
   const View* bad = e.wanted.key.kind == RecordKind::kGrad && e.wanted.key.step > 0
                         ? e.first_bad_view()
                         : nullptr;
-  if (bad == nullptr) return "";
+  if (bad == nullptr) return {};
   // As the step before left it, which is what this step's forward read.
   const RecordKey read =
       record_before({e.wanted.key.step, RecordKind::kParam, e.wanted.key.name, 0});
   const Record* parameter = e.reference.find(read);
   if (parameter == nullptr || parameter->layout.global_shape != e.wanted.layout.global_shape)
-    return "";
+    return {};
   const Values values = e.reference_value(read).cut(bad->box.global_offset, bad->box.size);
   const Values extra = bad->actual - bad->expected;
   const double squares = dot(values, values);
-  if (squares == 0) return "";
+  if (squares == 0) return {};
   const double factor = dot(extra, values) / squares;
-  if (!(distance(extra, factor * values) <= 0.1 * norm_of(extra))) return "";
+  if (!(distance(extra, factor * values) <= 0.1 * norm_of(extra))) return {};
   // one that was 0 at first is a multiple of the earlier gradient
-  if (!cause_not_cleared(e).empty()) return "";
-  return is_near(factor, 1, 0.02) ? "reference + parameter values"
-                                  : fmt::format("reference + {:.3g} x parameter values", factor);
+  if (!cause_not_cleared(e).empty()) return {};
+  const std::string times =
+      is_near(factor, 1, 0.02) ? "" : phrase(PhraseId::kTimesParameter, {{"factor", factor}});
+  return make_cause(CauseId::kParameterValuesAdded,
+                    {{"factor", factor}, NamedValue::words("times", times)});
 }
 
-std::string cause_in_shards(const Evidence& e) {
-  if (stage_of(e.wanted.key) != Stage::kParametersRead) return "";
+Cause cause_in_shards(const Evidence& e) {
+  if (stage_of(e.wanted.key) != Stage::kParametersRead) return {};
   for (const auto pattern : {part_of_another, cut_as_one_block, cut_as_one_with_another}) {
-    if (std::string words = pattern(e); !words.empty()) return words;
+    if (Cause cause = pattern(e); !cause.empty()) return cause;
   }
-  return "";
+  return {};
 }
 
-std::string cause_in_places(const Evidence& e) {
-  return stage_of(e.wanted.key) == Stage::kParametersRead ? not_slices(e) : "";
+Cause cause_in_places(const Evidence& e) {
+  return stage_of(e.wanted.key) == Stage::kParametersRead ? not_slices(e) : Cause();
 }
 
-std::string cause_in_order_of_parts(const Evidence& e) {
-  return stage_of(e.wanted.key) == Stage::kParametersRead ? "" : parts_out_of_order(e);
+Cause cause_in_order_of_parts(const Evidence& e) {
+  return stage_of(e.wanted.key) == Stage::kParametersRead ? Cause() : parts_out_of_order(e);
 }
 
-std::string multiple_of_parameter(const Evidence& e, const Values& row) {
+Cause multiple_of_parameter(const Evidence& e, const Values& row) {
   const double size = norm_of(row);
   for (const Record& record : e.reference.trace().ranks.at(0).records) {
     const bool fits = record.key.kind == RecordKind::kParam &&
@@ -430,16 +456,21 @@ std::string multiple_of_parameter(const Evidence& e, const Values& row) {
     const double factor = dot(row, parameter) / (norm * norm);
     if (!(distance(row, factor * parameter) <= 0.02 * size)) continue;
     const std::string word = record.key.name.substr(record.key.name.rfind('.') + 1);
-    std::string formula;
+    NamedValues values = {
+        {"factor", factor}, {"parameter", record.key.name}, NamedValue::words("word", word)};
+    if (is_near(factor, -1, 0.02))
+      return make_cause(CauseId::kParameterNotAdded, std::move(values));
+    std::string_view of_axis;
     for (const AxisDegree& axis : e.actual.mesh.axes()) {
-      if (axis.degree > 1 && is_near(factor, axis.degree - 1, 0.02))
-        formula = fmt::format(" = ({} - 1) x {}", name_of(axis.axis), word);
+      if (axis.degree > 1 && is_near(factor, axis.degree - 1, 0.02)) of_axis = name_of(axis.axis);
     }
-    if (is_near(factor, -1, 0.02)) formula = fmt::format(": {} is not added", word);
-    return fmt::format("off by {:.3g} x {}{}, the same for every token ({} is {})", factor, word,
-                       formula, word, record.key.name);
+    if (!of_axis.empty()) {
+      values.emplace_back("axis", of_axis);
+      values.push_back(NamedValue::words("formula", phrase(PhraseId::kOneLessThanAxis, values)));
+    }
+    return make_cause(CauseId::kParameterAddedTimes, std::move(values));
   }
-  return "";
+  return {};
 }
 
 }  // namespace isoshard::detail

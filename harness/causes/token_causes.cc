@@ -11,6 +11,9 @@
 #include <optional>
 #include <set>
 #include <span>
+#include <string>
+#include <string_view>
+#include <utility>
 #include <vector>
 
 #include "harness/causes/run_causes.h"
@@ -80,40 +83,36 @@ bool meets_own_keys_only(const std::vector<Run>& runs, const Run& of) {
   return own == of.begin + of.count;
 }
 
-std::string restarted_positions(const Evidence& e, const std::vector<Run>& runs) {
+Cause restarted_positions(const Evidence& e, const std::vector<Run>& runs) {
   const std::string& name = e.wanted.key.name;
   const bool is_of_places = name.find("rope") != std::string::npos ||
                             name.find("rotary") != std::string::npos ||
                             name.find("position") != std::string::npos;
   bool is_right_at_all = false;
   for (const Run& run : runs) {
-    if (run.is_wrong != (run.local != run.begin)) return "";
+    if (run.is_wrong != (run.local != run.begin)) return {};
     is_right_at_all |= !run.is_wrong;
   }
-  if (!is_of_places || !is_right_at_all) return "";
-  return fmt::format(
-      "positions restart on every cp rank: those of cp rank {} are {}, and only tokens whose place "
-      "on their rank is that in the sequence are right",
-      1, places_of(runs, 1));
+  if (!is_of_places || !is_right_at_all) return {};
+  return make_cause(CauseId::kPositionsRestart, {NamedValue::words("places", places_of(runs, 1))});
 }
 
-std::string keys_of_others(const Evidence& e, const std::vector<Run>& runs) {
-  if (e.wanted.key.name.find("attn") == std::string::npos) return "";
+Cause keys_of_others(const Evidence& e, const std::vector<Run>& runs) {
+  if (e.wanted.key.name.find("attn") == std::string::npos) return {};
   std::vector<int> wrong;
   bool has_own_only = false;
   for (const Run& run : runs) {
     const bool is_own_only = meets_own_keys_only(runs, run);
-    if (run.is_wrong && is_own_only) return "";
+    if (run.is_wrong && is_own_only) return {};
     has_own_only |= is_own_only;
     if (run.is_wrong && std::ranges::find(wrong, run.rank) == wrong.end())
       wrong.push_back(run.rank);
   }
-  if (wrong.empty() || !has_own_only) return "";
+  if (wrong.empty() || !has_own_only) return {};
   std::ranges::sort(wrong);
-  return fmt::format(
-      "wrong on {} where queries meet keys of other cp ranks; those that meet keys of their own "
-      "rank only are right",
-      e.coordinates_in_words(wrong, Axis::kCp));
+  return make_cause(
+      CauseId::kWrongWithForeignKeys,
+      {{"ranks", wrong}, NamedValue::words("where", e.coordinates_in_words(wrong, Axis::kCp))});
 }
 
 /// How ranks have the tokens of a sequence: cp chunks in turn, or of 2 cp chunks one from either
@@ -292,24 +291,24 @@ std::vector<double> frequencies_in(const Angles& right) {
 }
 
 /// What frequencies are, by those that are right.
-std::string frequencies_in_words(const std::vector<double>& seen,
-                                 const std::vector<double>& right) {
+Cause other_frequencies(const Evidence& e, const std::vector<double>& seen,
+                        const std::vector<double>& right) {
   double most = 0;
   for (std::size_t i = 0; i < seen.size(); ++i)
     most = std::max(most, std::fabs(seen[i] / right[i] - 1));
-  std::string text =
-      fmt::format("angles grow by other frequencies, off by up to {:.2g} %", 100 * most);
+  NamedValues values = {{"percent", 100 * most}, e.on_bad_ranks()};
   const auto fits = [&](const auto& other) {
     for (std::size_t i = 0; i < seen.size(); ++i)
       if (!is_near(seen[i], other(i), std::max(0.02 * most, 1e-6))) return false;
     return true;
   };
   for (const auto& [bits, name] : {std::pair{8, "bf16"}, std::pair{11, "fp16"}}) {
-    if (fits([&, own = bits](std::size_t i) { return rounded_to(right[i], own); }))
-      return text + fmt::format(": they are rounded to {}", name);
+    if (!fits([&, own = bits](std::size_t i) { return rounded_to(right[i], own); })) continue;
+    values.emplace_back("dtype", name);
+    return make_cause(CauseId::kFrequenciesRounded, std::move(values));
   }
   // pair i of n has base^(-i/n)
-  if (seen.size() < 3) return text;
+  if (seen.size() < 3) return make_cause(CauseId::kOtherFrequencies, std::move(values));
   const auto base_of = [&](const std::vector<double>& frequencies) {
     return std::pow(frequencies[1], -static_cast<double>(frequencies.size()));
   };
@@ -317,20 +316,21 @@ std::string frequencies_in_words(const std::vector<double>& seen,
   const bool is_other_base = fits([&](std::size_t i) {
     return std::pow(base, -static_cast<double>(i) / static_cast<double>(seen.size()));
   });
-  return is_other_base
-             ? text + fmt::format(": their base is {:.6g}, not {:.6g}", base, base_of(right))
-             : text;
+  if (!is_other_base) return make_cause(CauseId::kOtherFrequencies, std::move(values));
+  values.emplace_back("base", base);
+  values.emplace_back("right", base_of(right));
+  return make_cause(CauseId::kOtherBase, std::move(values));
 }
 
 }  // namespace
 
-std::string cause_in_rotation(const Evidence& e) {
+Cause cause_in_rotation(const Evidence& e) {
   const Values x = input_of_rotation(e);
-  if (!x.defined()) return "";
+  if (!x.defined()) return {};
   const Box all{Shape(4, 0), Shape(4, 0), e.whole.shape()};
   const std::vector<double> right = frequencies_in(angles_of(x, e.whole, all));
   const std::vector<const View*> bad = e.bad_views();
-  if (right.empty() || bad.empty()) return "";
+  if (right.empty() || bad.empty()) return {};
   const Box& box = bad.front()->box;
   const Angles seen = angles_of(x, bad.front()->actual, box);
   // all wrong ranks must turn by `angle(token, pair)`
@@ -348,35 +348,35 @@ std::string cause_in_rotation(const Evidence& e) {
   const double off = wrapped(seen[0][0] - first * right[0]) / right[0];
   if (const double shift = std::round(off); shift != 0 && std::fabs(off - shift) < 0.05) {
     if (explains_all([&](double token, std::size_t i) { return (token + shift) * right[i]; }))
-      return fmt::format("positions are off by {:g}{}", shift, e.on_bad_ranks());
+      return make_cause(CauseId::kPositionsOff, {{"positions", shift}, e.on_bad_ranks()});
   }
   // so small that the last token's angle is off by less than half a turn
   const double last = first + static_cast<double>(seen.size() - 1);
   std::vector<double> own;
   for (std::size_t i = 0; i < right.size(); ++i)
     own.push_back(right[i] + wrapped(seen.back()[i] - last * right[i]) / std::max(last, 1.0));
-  if (!explains_all([&](double token, std::size_t i) { return token * own[i]; })) return "";
-  return frequencies_in_words(own, right) + e.on_bad_ranks();
+  if (!explains_all([&](double token, std::size_t i) { return token * own[i]; })) return {};
+  return other_frequencies(e, own, right);
 }
 
-std::string cause_in_tokens(const Evidence& e) {
+Cause cause_in_tokens(const Evidence& e) {
   if (e.wanted.key.kind != RecordKind::kActivation || e.actual.mesh.degree(Axis::kCp) == 1)
-    return "";
+    return {};
   for (std::size_t dim = 1; dim < e.wanted.layout.global_shape.size(); ++dim) {
     const std::vector<Run> runs = runs_along(e, dim);
     if (runs.empty()) continue;
-    if (std::string text = restarted_positions(e, runs); !text.empty()) return text;
-    if (std::string text = keys_of_others(e, runs); !text.empty()) return text;
+    if (Cause cause = restarted_positions(e, runs); !cause.empty()) return cause;
+    if (Cause cause = keys_of_others(e, runs); !cause.empty()) return cause;
   }
-  return "";
+  return {};
 }
 
-std::string cause_in_targets(const Evidence& e) {
+Cause cause_in_targets(const Evidence& e) {
   const int cp = e.actual.mesh.degree(Axis::kCp);
   const View* bad = e.views.empty() ? nullptr : e.first_bad_view();
   if (cp == 1 || bad == nullptr || !e.wanted.key.name.starts_with("loss") ||
       e.wanted.key.kind != RecordKind::kScalar || !are_few_logits(e, labels_of_step(e)))
-    return "";
+    return {};
   for (const Chunks order : {Chunks::kHeadAndTail, Chunks::kTailOnly, Chunks::kInTurn}) {
     TokenSums sums;
     std::set<std::int64_t> ends;
@@ -398,20 +398,17 @@ std::string cause_in_targets(const Evidence& e) {
              is_near(seen.flat()[i], (sums.all[first + i] - sums.ends[first + i]) / count, 1e-4);
     }
     if (!fits || seen.flat().empty() || ends.empty()) continue;
-    return fmt::format(
-        "the tokens {} have no target: the last ones of the parts of cp ranks; shift labels before "
-        "the sequence is cut",
-        fmt::join(ends, ", "));
+    return make_cause(CauseId::kLastTargetsMissing, {{"tokens", ends}});
   }
-  return "";
+  return {};
 }
 
-std::string cause_in_rank_means(const Evidence& e) {
+Cause cause_in_rank_means(const Evidence& e) {
   const int cp = e.actual.mesh.degree(Axis::kCp);
   const Stats& stats = e.result.comparison.stats;
   if (cp == 1 || e.wanted.key.kind != RecordKind::kScalar || stats.numel != 1 ||
       (e.wanted.key.name != "loss" && e.wanted.key.name != "loss_backward"))
-    return "";
+    return {};
   const double right = e.whole.defined() && e.whole.numel() == 1 ? e.whole.item() : 0;
   const double seen = right * stats.scale();
   for (const bool is_head_tail : {true, false}) {
@@ -425,10 +422,9 @@ std::string cause_in_rank_means(const Evidence& e) {
     }
     if (fits && step.count > 0 &&
         std::abs(seen - step.sum / step.count) < 0.1 * std::abs(seen - right))
-      return "the mean of the cp ranks' own means, not the mean of all tokens: each rank divides "
-             "by its own count of targets";
+      return make_cause(CauseId::kMeanOfCpRankMeans);
   }
-  return "";
+  return {};
 }
 
 }  // namespace isoshard::detail

@@ -1,15 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Rows of a vocabulary: what an embedding reads and what comes back to it; and the gradient of
 /// logits.
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <algorithm>
 #include <cmath>
 #include <map>
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "harness/causes/class_causes.h"
@@ -86,30 +84,31 @@ bool collects_foreign_rows(const Evidence& e, const View& view, std::int64_t id)
 }
 
 /// Rows that no id of the batch, or none with a gradient, stands for.
-std::string rows_that_should_be_zero(const Evidence& e, const View& view, const Rows& rows,
-                                     const IdCounts& ids) {
+Cause rows_that_should_be_zero(const Evidence& e, const View& view, const Rows& rows,
+                               const IdCounts& ids) {
+  constexpr std::size_t kMostRows = 64;  // more are no value of a cause
   if (rows.wrong.empty() ||
       std::ranges::any_of(rows.wrong, [&](std::int64_t id) { return rows.expected.contains(id); }))
-    return "";
+    return {};
   const auto absent =
       std::ranges::count_if(rows.wrong, [&](std::int64_t id) { return ids.of(id) == 0; });
   if (rows.wrong.size() == 1 && collects_foreign_rows(e, view, *rows.wrong.begin()))
-    return fmt::format(
-        "row {} holds what belongs to the rows that other ranks have: ids of theirs are not masked "
-        "in backward{}",
-        *rows.wrong.begin(), e.on_bad_ranks());
-  if (rows.expected.empty()) return "";
-  const std::string what = fmt::format("{} row{} ({}) must be 0 and {} not, the others are right",
-                                       rows.wrong.size(), rows.wrong.size() == 1 ? "" : "s",
-                                       some_of(rows.wrong), rows.wrong.size() == 1 ? "is" : "are");
+    return make_cause(CauseId::kForeignIdsNotMasked,
+                      {{"row", *rows.wrong.begin()}, e.on_bad_ranks()});
+  if (rows.expected.empty()) return {};
   const auto present = std::ssize(rows.wrong) - absent;
-  const std::string where = e.on_bad_ranks();
-  if (absent == 0)
-    return fmt::format("rows of ids in {} without a gradient, such as padding: {}{}", ids.name,
-                       what, where);
-  return fmt::format("rows of ids that are not in {}{}: {}{}", ids.name,
-                     present == 0 ? "" : fmt::format(", and of {} that have no gradient", present),
-                     what, where);
+  NamedValues values = {{"record", ids.name},
+                        {"count", rows.wrong.size()},
+                        NamedValue::words("first_rows", some_of(rows.wrong)),
+                        e.on_bad_ranks()};
+  if (rows.wrong.size() <= kMostRows) values.emplace_back("rows", rows.wrong);
+  if (absent == 0) return make_cause(CauseId::kRowsWithoutGradient, std::move(values));
+  if (present != 0) {
+    values.emplace_back("present", present);
+    values.push_back(
+        NamedValue::words("and_present", phrase(PhraseId::kAndPresent, {{"present", present}})));
+  }
+  return make_cause(CauseId::kRowsOfAbsentIds, std::move(values));
 }
 
 /// The gradients of an embedding's outputs by id, over all micro-batches; empty if not recorded.
@@ -134,10 +133,10 @@ std::map<std::int64_t, std::vector<Values>> gradients_by_id(const Evidence& e,
 
 /// Rows of ids that occur once are right, and those of repeated ids have one occurrence's gradient,
 /// or the mean over occurrences.
-std::string rows_not_summed(const Evidence& e, const View& view, const Rows& rows,
-                            const IdCounts& ids) {
-  if (std::ssize(rows.wrong) < kLeastRows) return "";
-  if (std::ranges::any_of(rows.wrong, [&](std::int64_t id) { return ids.of(id) < 2; })) return "";
+Cause rows_not_summed(const Evidence& e, const View& view, const Rows& rows, const IdCounts& ids) {
+  constexpr std::size_t kMostRows = 64;  // more are no value of a cause
+  if (std::ssize(rows.wrong) < kLeastRows) return {};
+  if (std::ranges::any_of(rows.wrong, [&](std::int64_t id) { return ids.of(id) < 2; })) return {};
   const auto near = [&](const Values& a, const Values& b) {
     return distance(a, b) <= std::max(4 * e.tolerance(), 1e-4) * norm_of(b);
   };
@@ -146,28 +145,26 @@ std::string rows_not_summed(const Evidence& e, const View& view, const Rows& row
     return norm_of(right) > 0 &&
            near(row_of(view.actual, view, id), right / static_cast<double>(ids.of(id)));
   });
-  const std::string where = e.on_bad_ranks();
-  if (is_mean)
-    return fmt::format("rows of the {} repeated ids in {} are divided by how often they occur{}",
-                       rows.wrong.size(), ids.name, where);
+  NamedValues values = {{"count", rows.wrong.size()}, {"record", ids.name}, e.on_bad_ranks()};
+  if (rows.wrong.size() <= kMostRows) values.emplace_back("rows", rows.wrong);
+  if (is_mean) return make_cause(CauseId::kRepeatedIdsAveraged, std::move(values));
   const auto by_id = gradients_by_id(e, ids);
-  if (by_id.empty()) return "";
+  if (by_id.empty()) return {};
   bool are_last = true;
   for (const std::int64_t id : rows.wrong) {
     const auto found = by_id.find(id);
-    if (found == by_id.end()) return "";
+    if (found == by_id.end()) return {};
     const Values seen = row_of(view.actual, view, id);
     const auto matches = [&](const Values& one) {
       const Values own = one.narrow(1, view.box.global_offset[1], view.box.size[1]);
       return norm_of(own) == 0 ? norm_of(seen) == 0 : near(seen, own);
     };
-    if (std::ranges::none_of(found->second, matches)) return "";
+    if (std::ranges::none_of(found->second, matches)) return {};
     are_last = are_last && matches(found->second.back());
   }
-  return fmt::format(
-      "repeated ids are not summed: rows of {} repeated ids in {} have the gradient of {} "
-      "occurrence alone, the others are right{}",
-      rows.wrong.size(), ids.name, are_last ? "the last" : "one", where);
+  values.push_back(
+      NamedValue::words("which", phrase(are_last ? PhraseId::kTheLast : PhraseId::kAnyOne)));
+  return make_cause(CauseId::kRepeatedIdsNotSummed, std::move(values));
 }
 
 /// The wrong tokens all have one row of the weight more than their own.
@@ -191,7 +188,7 @@ std::optional<std::int64_t> row_added(const Evidence& e, const Values& seen, con
 
 /// Of an embedding's output: the tokens that are wrong have the row of another id, so many on, or
 /// besides their own.
-std::string other_ids_read(const Evidence& e, const View& view) {
+Cause other_ids_read(const Evidence& e, const View& view) {
   constexpr std::int64_t kMostAway = 8;
   const RecordKey weight_key{e.wanted.key.step == 0 ? 0 : e.wanted.key.step - 1, RecordKind::kParam,
                              e.wanted.key.name + ".weight", e.wanted.key.step == 1 ? 1 : 0};
@@ -199,11 +196,11 @@ std::string other_ids_read(const Evidence& e, const View& view) {
   if (weight_record == nullptr || view.box.size.size() != 3 ||
       weight_record->layout.global_shape.size() != 2 ||
       weight_record->layout.global_shape[1] != e.wanted.layout.global_shape[2])
-    return "";
+    return {};
   const Shape &offset = view.box.global_offset, &size = view.box.size;
   const Values weight = e.reference_value(weight_key).narrow(1, offset[2], size[2]);
   const RecordKey ids_key{e.wanted.key.step, RecordKind::kDataId, "input_ids", e.wanted.key.call};
-  if (e.reference.find(ids_key) == nullptr) return "";
+  if (e.reference.find(ids_key) == nullptr) return {};
   const Values ids =
       e.reference_value(ids_key).cut({offset[0], offset[1]}, {size[0], size[1]}).flattened();
   const Values seen = view.actual.rows(), right = view.expected.rows();
@@ -216,11 +213,12 @@ std::string other_ids_read(const Evidence& e, const View& view) {
     tokens.push_back(i);
   }
   if (const auto added = row_added(e, seen, right, tokens, weight))
-    return fmt::format(
-        "{} tokens of {} ids have row {} of {} added: a rank that does not hold their ids gives "
-        "them a row instead of 0{}",
-        tokens.size(), wrong.size(), *added, weight_key.name, e.on_bad_ranks());
-  if (std::ssize(wrong) < kLeastRows) return "";
+    return make_cause(CauseId::kRowAddedToForeignIds, {{"tokens", tokens.size()},
+                                                       {"ids", wrong.size()},
+                                                       {"row", *added},
+                                                       {"parameter", weight_key.name},
+                                                       e.on_bad_ranks()});
+  if (std::ssize(wrong) < kLeastRows) return {};
   for (std::int64_t by = 1; by <= kMostAway; ++by) {
     for (const std::int64_t away : {by, -by}) {
       std::ptrdiff_t fitting = 0, zero = 0;
@@ -234,12 +232,16 @@ std::string other_ids_read(const Evidence& e, const View& view) {
           ++fitting;
       }
       if (fitting < kLeastRows || fitting + zero < std::ssize(wrong) || zero > 2 * by) continue;
-      return fmt::format("tokens of {} ids from {} to {} have row id {} {} of {}{}", wrong.size(),
-                         wrong.begin()->first, wrong.rbegin()->first, away > 0 ? "+" : "-", by,
-                         weight_key.name, e.on_bad_ranks());
+      return make_cause(CauseId::kRowsOfOtherIds, {{"ids", wrong.size()},
+                                                   {"first", wrong.begin()->first},
+                                                   {"last", wrong.rbegin()->first},
+                                                   {"sign", away > 0 ? "+" : "-"},
+                                                   {"away", by},
+                                                   {"parameter", weight_key.name},
+                                                   e.on_bad_ranks()});
     }
   }
-  return "";
+  return {};
 }
 
 /// Whether a tensor [B,S,V] is what the loss is made from: the last activation of the pass that has
@@ -343,50 +345,46 @@ std::optional<std::int64_t> column_of_foreign_targets(const Evidence& e, const V
 }
 
 /// Of bad ranks that all subtract other ranks' targets somewhere.
-std::string foreign_targets(const Evidence& e) {
+Cause foreign_targets(const Evidence& e) {
   const std::vector<const View*> bad = e.bad_views();
   std::optional<std::int64_t> column;
   for (const View* view : bad) {
     column = column_of_foreign_targets(e, *view);
-    if (!column.has_value()) return "";
+    if (!column.has_value()) return {};
   }
-  return column.has_value()
-             ? fmt::format(
-                   "rows of the logits' gradient whose target other ranks hold are wrong at "
-                   "column {} of a rank's part: targets of theirs are not masked{}",
-                   *column, e.on_bad_ranks())
-             : "";
+  if (!column.has_value()) return {};
+  return make_cause(CauseId::kForeignTargetsNotMasked, {{"column", *column}, e.on_bad_ranks()});
 }
 
 }  // namespace
 
-std::string cause_vocabulary_rows(const Evidence& e) {
+Cause cause_vocabulary_rows(const Evidence& e) {
   const std::vector<const View*> bad = e.bad_views();
-  if (bad.empty() || !e.whole.defined()) return "";
+  if (bad.empty() || !e.whole.defined()) return {};
   if (e.wanted.key.kind == RecordKind::kActivation) return other_ids_read(e, *bad.front());
-  if (e.whole.dim() != 2) return "";
+  if (e.whole.dim() != 2) return {};
   std::set<std::int64_t> expected;
   for (std::int64_t row = 0; row < e.whole.size(0); ++row) {
     if (norm_of(e.whole.narrow(0, row, 1)) > 0) expected.insert(row);
   }
   // a tied weight, or one that is no embedding, has no row of 0
-  if (std::cmp_equal(expected.size(), e.whole.size(0)) || expected.empty()) return "";
+  if (std::cmp_equal(expected.size(), e.whole.size(0)) || expected.empty()) return {};
   const auto ids = ids_with(e, expected);
-  if (!ids.has_value()) return "";
-  std::string first;
+  if (!ids.has_value()) return {};
+  Cause first;
   for (const View* view : bad) {
     const Rows rows = rows_of(e, *view);
-    std::string text = rows_that_should_be_zero(e, *view, rows, *ids);
-    if (text.empty()) text = rows_not_summed(e, *view, rows, *ids);
-    if (text.empty()) return "";
-    if (first.empty()) first = std::move(text);
+    Cause cause = rows_that_should_be_zero(e, *view, rows, *ids);
+    if (cause.empty()) cause = rows_not_summed(e, *view, rows, *ids);
+    if (cause.empty()) return {};
+    if (first.empty()) first = std::move(cause);
   }
   return first;
 }
 
-std::string cause_logit_rows(const Evidence& e) {
-  if (!e.whole.defined() || !is_of_logits(e)) return "";
-  if (std::string text = foreign_targets(e); !text.empty()) return text;
+Cause cause_logit_rows(const Evidence& e) {
+  if (!e.whole.defined() || !is_of_logits(e)) return {};
+  if (Cause cause = foreign_targets(e); !cause.empty()) return cause;
   // rows are whole where the parts of all ranks are put together
   Values seen = e.whole;
   std::vector<double> numbers(e.whole.flattened().flat().begin(), e.whole.flattened().flat().end());
@@ -414,28 +412,25 @@ std::string cause_logit_rows(const Evidence& e) {
     const Values wanted = right.narrow(0, row, 1), own = seen.narrow(0, row, 1);
     const double size = wanted.map([](double value) { return std::fabs(value); }).sum();
     if (size == 0) continue;
-    if (std::fabs(wanted.sum()) > near * size) return "";  // the right ones do not, either
+    if (std::fabs(wanted.sum()) > near * size) return {};  // the right ones do not, either
     ++told;
     const double own_size = own.map([](double value) { return std::fabs(value); }).sum();
     const double share = own_size == 0 ? 0 : std::fabs(own.sum()) / own_size;
     if (share > 2 * near) ++off;
     worst = std::max(worst, share);
   }
-  if (told < kLeastRows || off < 0.9 * static_cast<double>(told)) return "";
+  if (told < kLeastRows || off < 0.9 * static_cast<double>(told)) return {};
   const std::vector<const View*> bad = e.bad_views();
-  std::string detail;
+  CauseId id = CauseId::kLogitRowsNotZero;
   if (!bad.empty() && std::ranges::all_of(bad, [&](const View* v) { return lacks_target(*v); }))
-    detail = ": the target's 1 is not subtracted";
+    id = CauseId::kTargetNotSubtracted;
   else if (!bad.empty() &&
            std::ranges::all_of(bad, [&](const View* v) { return is_scaled_by_row(e, *v); }))
-    detail = ": each rank's columns have a softmax of their own";
-  return fmt::format(
-      "rows of the logits' gradient do not sum to 0 ({} of {} rows, up to {:.2g} of their absolute "
-      "sum){}",
-      off, told, worst, detail);
+    id = CauseId::kSoftmaxOfOwnColumns;
+  return make_cause(id, {{"off", off}, {"rows", told}, {"worst", worst}});
 }
 
-std::string cause_uncounted_tokens(const Evidence& e) {
+Cause cause_uncounted_tokens(const Evidence& e) {
   constexpr std::int64_t kLeastRight = 8;
   const std::vector<const Record*> all = labels_of_step(e);
   const auto labels = std::ranges::find_if(
@@ -443,7 +438,7 @@ std::string cause_uncounted_tokens(const Evidence& e) {
   const Record* const head = labels == all.end() ? nullptr : logits_beside(e, **labels);
   const std::vector<const View*> bad = e.bad_views();
   if (bad.empty() || head == nullptr || head->key.name != e.wanted.key.name || e.whole.dim() != 3)
-    return "";
+    return {};
   const Values own = e.reference_value((*labels)->key);
   std::set<std::int64_t> with_target;
   for (const Target& target : targets_in(own, e.whole.size(2))) with_target.insert(target.row);
@@ -457,17 +452,13 @@ std::string cause_uncounted_tokens(const Evidence& e) {
                                  view->box.global_offset[1] + row % tokens;
       const Values mine = seen.narrow(0, row, 1), theirs = wanted.narrow(0, row, 1);
       const bool has_target = with_target.contains(place);
-      if (has_target && distance(mine, theirs) > near * norm_of(theirs)) return "";
+      if (has_target && distance(mine, theirs) > near * norm_of(theirs)) return {};
       if (has_target) right.insert(place);
       if (!has_target && norm_of(theirs) == 0 && norm_of(mine) != 0) wrong.insert(place);
     }
   }
-  if (wrong.empty() || std::ssize(right) < kLeastRight) return "";
-  return fmt::format(
-      "{} token{} without a target {} a gradient at the logits and should have none, the others "
-      "are right{}",
-      wrong.size(), wrong.size() == 1 ? "" : "s", wrong.size() == 1 ? "has" : "have",
-      e.on_bad_ranks());
+  if (wrong.empty() || std::ssize(right) < kLeastRight) return {};
+  return make_cause(CauseId::kUncountedTokens, {{"tokens", wrong.size()}, e.on_bad_ranks()});
 }
 
 }  // namespace isoshard::detail
