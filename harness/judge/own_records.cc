@@ -165,10 +165,11 @@ class OwnJudge {
         if (found == earlier.end() || found->second != digests) return;
       }
     }
-    explain(make_cause(CauseId::kParameterReadStale,
+    explain(make_cause(CauseId::kStaleParametersRead,
                        {{"step", finding.key.step},
                         {"parameter", parameter},
                         {"steps", 1},
+                        {"ranks", finding.ranks},
                         NamedValue::words("where", words_of_ranks(finding.ranks))}));
   }
 
@@ -243,10 +244,10 @@ class OwnJudge {
             {rank});
         // a rank that records no calls at all may make all of them
         if (has_calls(r, step))
-          explain(make_cause(CauseId::kNoCallAlongAxis,
-                             {{"axis", name_of(axis)},
-                              {"calls", expected.size()},
-                              {"first", describe(expected.front().call)}}));
+          explain(
+              make_cause(CauseId::kNoCallAlongAxis, {{"axis", name_of(axis)},
+                                                     {"calls", expected.size()},
+                                                     {"first", describe(expected.front().call)}}));
       }
       return 0;
     }

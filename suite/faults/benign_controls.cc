@@ -17,7 +17,7 @@ namespace {
 Fault control_of(const char* id, Stage stage) {
   Fault control = find_fault(id);
   control.hooks = {};
-  control.expected = {stage, "", {}, ""};
+  control.expected = {stage, "", {}, {}};
   return control;
 }
 

@@ -109,10 +109,13 @@ Fault param_gather_stride() {
   fault.source = "DeepSpeed #8158";
   fault.smallest_case = unevenly_sharded_case;
   fault.hooks.collective = [](const Case& item) { return gathered_padding(item, true); };
-  fault.expected = {Stage::kForward, "model.layers.0.input_layernorm", any_rank(5),
-                    "gathered parameters: first 48 elements of the weight after "
-                    "model.layers.0.mlp.down_proj.weight "
-                    "(model.layers.0.input_layernorm.weight) are wrong (predecessor padding)"};
+  fault.expected = {Stage::kForward,
+                    "model.layers.0.input_layernorm",
+                    any_rank(5),
+                    {CauseId::kPredecessorPadding,
+                     {{"elements", 48},
+                      {"predecessor", "model.layers.0.mlp.down_proj.weight"},
+                      {"parameter", "model.layers.0.input_layernorm.weight"}}}};
   return fault;
 }
 
@@ -187,8 +190,11 @@ Fault params_published_late() {
   fault.expected = {Stage::kParametersRead,
                     "model.layers.0.input_layernorm.weight.read",
                     {1, 2},
-                    "parameters read in step 1: model.layers.0.input_layernorm.weight stale by 1 "
-                    "step on ranks 1, 2",
+                    {CauseId::kStaleParametersRead,
+                     {{"step", 1},
+                      {"parameter", "model.layers.0.input_layernorm.weight"},
+                      {"steps", 1},
+                      {"ranks", std::vector{1, 2}}}},
                     1};
   return fault;
 }
@@ -237,7 +243,7 @@ Fault bucket_refilled_before_reduce_ends() {
     return item;
   };
   fault.hooks.collective = [](const Case&) { return std::make_shared<ReadsRefilledBucket>(); };
-  fault.expected = {Stage::kParameterGrad, "", any_rank(3), "wrong values equal values of"};
+  fault.expected = {Stage::kParameterGrad, "", any_rank(3), {CauseId::kWrongValuesOfOtherTensor}};
   return fault;
 }
 

@@ -55,10 +55,12 @@ Fault optimizer_state_swapped_on_load() {
           (void)counted(probe, right, local);
         }});
   };
-  fault.expected = {
-      Stage::kOptimizerState, "model.layers.0.mlp.gate_proj.weight.exp_avg", any_rank(6),
-      "optimizer state after load: moments of mlp.gate_proj and mlp.up_proj are swapped", 1};
-  fault.expected->diagnosis += "; parameters right";
+  fault.expected = {Stage::kOptimizerState,
+                    "model.layers.0.mlp.gate_proj.weight.exp_avg",
+                    any_rank(6),
+                    {CauseId::kOptimizerStatesSwapped,
+                     {{"state", "moments"}, {"module", "mlp.gate_proj"}, {"other", "mlp.up_proj"}}},
+                    1};
   return fault;
 }
 
@@ -97,8 +99,11 @@ Fault optimizer_steps_reset_on_load() {
           }
         });
   };
-  fault.expected = {Stage::kProgress, "optimizer_steps", any_rank(3),
-                    "after resume: 1 updates counted, 2 were made; right before saving", 1};
+  fault.expected = {Stage::kProgress,
+                    "optimizer_steps",
+                    any_rank(3),
+                    {CauseId::kUpdatesMiscounted, {{"counted", 1}, {"made", 2}}},
+                    1};
   return fault;
 }
 
@@ -116,8 +121,7 @@ Fault rng_state_not_loaded() {
           probe.fired();
         });
   };
-  fault.expected = {Stage::kProgress, "rng_state", any_rank(2),
-                    "after resume: another seed of masks; right before saving", 1};
+  fault.expected = {Stage::kProgress, "rng_state", any_rank(2), {CauseId::kOtherMaskSeed}, 1};
   return fault;
 }
 
@@ -140,7 +144,11 @@ Fault sampler_saved_ahead() {
     if (wrong != right) probe.fired();
     return wrong;
   };
-  fault.expected = {Stage::kProgress, "next_sample_ids", any_rank(3), "sampler 1 step ahead", 1};
+  fault.expected = {Stage::kProgress,
+                    "next_sample_ids",
+                    any_rank(3),
+                    {CauseId::kSamplerAhead, {{"steps", 1}}},
+                    1};
   return fault;
 }
 
@@ -196,8 +204,11 @@ Fault rng_of_one_rank_restored_everywhere() {
                           }});
   };
   fault.expected = {
-      Stage::kMasks, "transformer.drop", any_rank(6),
-      "after resume: masks of ranks 1..5 equal the mask of rank 0; right before saving", 2};
+      Stage::kMasks,
+      "transformer.drop",
+      any_rank(6),
+      {CauseId::kMasksOfOtherRank, {{"ranks", std::vector{1, 2, 3, 4, 5}}, {"owner", 0}}},
+      2};
   return fault;
 }
 

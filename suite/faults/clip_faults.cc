@@ -39,8 +39,10 @@ Fault clip_reported_not_applied() {
           return norm;
         });
   };
-  fault.expected = {Stage::kClippedGrad, "model.embed_tokens.weight.clipped", any_rank(3),
-                    "norm / max_norm: clipping not applied"};
+  fault.expected = {Stage::kClippedGrad,
+                    "model.embed_tokens.weight.clipped",
+                    any_rank(3),
+                    {CauseId::kClippingNotApplied}};
   return fault;
 }
 
@@ -61,8 +63,10 @@ Fault clip_norm_rank0_only() {
     };
     return change_segments(std::move(change));
   };
-  fault.expected = {Stage::kGradNorm, "grad_norm", any_rank(6),
-                    "too small; equals the norm over tp rank 0 alone"};
+  fault.expected = {Stage::kGradNorm,
+                    "grad_norm",
+                    any_rank(6),
+                    {CauseId::kNormOfOneRank, {{"axis", "tp"}, {"coordinate", 0}}}};
   return fault;
 }
 
@@ -81,8 +85,8 @@ Fault clip_norm_of_own_shard() {
       return info.purpose == Purpose::kClipNorm && info.axis == axis;
     });
   };
-  fault.expected = {Stage::kGradNorm, "grad_norm", any_rank(6),
-                    "differs over dp; squares summed over dp give the reference"};
+  fault.expected = {
+      Stage::kGradNorm, "grad_norm", any_rank(6), {CauseId::kSquaresNotSummed, {{"axis", "dp"}}}};
   return fault;
 }
 
@@ -110,8 +114,10 @@ Fault replicated_counted_tp_times() {
     };
     parts.grad_norm = grad_norm_double(std::move(parts.grad_norm), norm);
   };
-  fault.expected = {Stage::kGradNorm, "grad_norm", any_rank(6),
-                    "too large; fits sqrt(split + 3 x replicated), 3 = tp"};
+  fault.expected = {Stage::kGradNorm,
+                    "grad_norm",
+                    any_rank(6),
+                    {CauseId::kReplicatedCountedOften, {{"degree", 3}, {"axis", "tp"}}}};
   return fault;
 }
 
@@ -166,8 +172,10 @@ Fault clip_applied_on_tp_rank0_only() {
     return clipped(std::move(item));
   };
   fault.hooks.parts = clip_replicas_on_tp_rank_0;
-  fault.expected = {Stage::kReplicaDrift, "model.layers.0.input_layernorm.weight", any_rank(6),
-                    "copies differ over tp"};
+  fault.expected = {Stage::kReplicaDrift,
+                    "model.layers.0.input_layernorm.weight",
+                    any_rank(6),
+                    {CauseId::kCopiesDiffer, {{"axes", "tp"}}}};
   return fault;
 }
 

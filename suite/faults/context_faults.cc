@@ -42,7 +42,10 @@ Fault cp_divisor_missing() {
   fault.source = "Megatron-LM #906, 5946e24b37";
   fault.smallest_case = [] { return context_case("llama", {.dp = 3, .cp = 2}); };
   fault.hooks.collective = [](const Case& item) { return scale_gradients_by(item.degrees.cp); };
-  fault.expected = {Stage::kParameterGrad, "", any_rank(6), "scale 2 = cp"};
+  fault.expected = {Stage::kParameterGrad,
+                    "",
+                    any_rank(6),
+                    {CauseId::kScaleOfFormula, {{"scale", 2}, {"formula", "cp"}}}};
   return fault;
 }
 
@@ -92,8 +95,7 @@ Fault cp_local_token_mean() {
           return inner.loss(logits, targets_BS, counted(probe, weight_B, wrong), label_smoothing);
         }});
   };
-  fault.expected = {Stage::kForward, "loss_backward", any_rank(6),
-                    "the mean of the cp ranks' own means"};
+  fault.expected = {Stage::kForward, "loss_backward", any_rank(6), {CauseId::kMeanOfCpRankMeans}};
   return fault;
 }
 
@@ -107,7 +109,8 @@ Fault seq_group_in_divisor() {
   fault.hooks.collective = [](const Case& item) {
     return scale_gradients_by(1.0 / item.degrees.cp);
   };
-  fault.expected = {Stage::kParameterGrad, "", any_rank(6), "scale 0.333"};
+  fault.expected = {
+      Stage::kParameterGrad, "", any_rank(6), {CauseId::kScaleOfFormula, {{"scale", 0.333}}}};
   return fault;
 }
 
@@ -143,7 +146,7 @@ Fault ring_blocks_swapped() {
   fault.expected = {Stage::kForward,
                     "model.layers.0.self_attn.core",
                     {1, 4},
-                    "keys and values of cp ranks come together in the wrong order"};
+                    {CauseId::kCpChunksInWrongOrder, {{"tensors", "keys and values"}}}};
   return fault;
 }
 
@@ -186,8 +189,10 @@ Fault exchange_mixes_heads_and_sequence() {
                                                        item.config.num_kv_heads / item.degrees.tp,
                                                        item.seq_length / item.degrees.cp);
   };
-  fault.expected = {Stage::kForward, "model.layers.0.self_attn.core", any_rank(6),
-                    "where queries meet keys of other cp ranks"};
+  fault.expected = {Stage::kForward,
+                    "model.layers.0.self_attn.core",
+                    any_rank(6),
+                    {CauseId::kWrongWithForeignKeys}};
   return fault;
 }
 
@@ -211,8 +216,10 @@ Fault rope_restarts_on_each_cp_rank() {
   fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
     restart_positions(parts, probe, true);
   };
-  fault.expected = {Stage::kForward, "model.layers.0.self_attn.q_rope", any_rank(6),
-                    "positions restart on every cp rank"};
+  fault.expected = {Stage::kForward,
+                    "model.layers.0.self_attn.q_rope",
+                    any_rank(6),
+                    {CauseId::kPositionsRestart}};
   return fault;
 }
 
@@ -226,10 +233,8 @@ Fault rope_table_whole_on_later_stages() {
   fault.hooks.parts = [](TrainerParts& parts, Mesh& mesh, const Case&, const FaultProbe& probe) {
     restart_positions(parts, probe, mesh.coordinate(Axis::kPp) > 0);
   };
-  fault.expected = {Stage::kForward,
-                    "model.layers.2.self_attn.q_rope",
-                    {3, 4, 5},
-                    "positions restart on every cp rank"};
+  fault.expected = {
+      Stage::kForward, "model.layers.2.self_attn.q_rope", {3, 4, 5}, {CauseId::kPositionsRestart}};
   return fault;
 }
 
@@ -259,8 +264,10 @@ Fault labels_shifted_after_cp_split() {
           return inner.loss(logits, counted(probe, targets_BS, wrong), weight_B, label_smoothing);
         }});
   };
-  fault.expected = {Stage::kForward, "loss_per_dp_rank", any_rank(6),
-                    "the tokens 3, 7, 15, 19 have no target"};
+  fault.expected = {Stage::kForward,
+                    "loss_per_dp_rank",
+                    any_rank(6),
+                    {CauseId::kLastTargetsMissing, {{"tokens", std::vector{3, 7, 15, 19}}}}};
   return fault;
 }
 

@@ -37,8 +37,8 @@ Fault loss_mask_off_by_one() {
     return item;
   };
   fault.hooks.data = hide_first_answer_token;
-  fault.expected = {Stage::kDataIds, "labels", any_rank(3),
-                    "valid tokens: 6 fewer than the reference"};
+  fault.expected = {
+      Stage::kDataIds, "labels", any_rank(3), {CauseId::kFewerValidTokens, {{"tokens", 6}}}};
   return fault;
 }
 
@@ -56,8 +56,10 @@ Fault same_batch_on_all_dp_ranks() {
     for (const TokenBatch& batch : data.rank_batches(step, 0))
       micro_batches.push_back(to_batch(batch));
   };
-  fault.expected = {Stage::kDataIds, "sample_ids", any_rank(3),
-                    "each id seen appears 3 = dp times; 2/3 of the ids are never seen"};
+  fault.expected = {Stage::kDataIds,
+                    "sample_ids",
+                    any_rank(3),
+                    {CauseId::kIdsRepeated, {{"times", 3}, {"formula", "dp"}, {"share", "2/3"}}}};
   return fault;
 }
 

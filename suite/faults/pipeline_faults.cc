@@ -23,8 +23,8 @@ Fault clip_norm_per_stage() {
   fault.source = "torchtitan #596, #649";
   fault.smallest_case = [] { return clipped(pipeline_case("llama", {.pp = 3, .dp = 2}, 4)); };
   fault.hooks.collective = [](const Case&) { return skip_calls(Purpose::kClipNorm, Axis::kPp); };
-  fault.expected = {Stage::kGradNorm, "grad_norm", any_rank(6),
-                    "squares summed over pp give the reference"};
+  fault.expected = {
+      Stage::kGradNorm, "grad_norm", any_rank(6), {CauseId::kSquaresNotSummed, {{"axis", "pp"}}}};
   return fault;
 }
 
@@ -57,7 +57,7 @@ Fault stage_loads_local_layer_names() {
   fault.expected = {Stage::kParametersRead,
                     "model.layers.2.self_attn.q_proj.weight",
                     {3, 4, 5},
-                    "shards of pp rank 1"};
+                    {CauseId::kNotSlices, {{"axis", "pp"}, {"ranks", std::vector{3, 4, 5}}}}};
   return fault;
 }
 
@@ -94,8 +94,10 @@ Fault scaled_again_at_each_stage() {
   fault.hooks.collective = [](const Case& item) {
     return std::make_shared<const DividesBetweenStages>(item.micro_batches);
   };
-  fault.expected = {
-      Stage::kActivationGrad, "model.layers.3", {2, 3}, "scale 0.25 = 1/micro-batches"};
+  fault.expected = {Stage::kActivationGrad,
+                    "model.layers.3",
+                    {2, 3},
+                    {CauseId::kScaleOfFormula, {{"scale", 0.25}, {"formula", "1/micro-batches"}}}};
   return fault;
 }
 
@@ -144,7 +146,7 @@ Fault stage_output_freed_before_send() {
       Stage::kForward,
       "model.layers.1.input_layernorm",
       {3, 4, 5},
-      "pp rank 1 received something other than what pp rank 0 made, in micro-batch 2 only"};
+      {CauseId::kReceivedOther, {{"rank", 1}, {"other", 0}, {"micro_batches", std::vector{2}}}}};
   return fault;
 }
 
@@ -206,8 +208,10 @@ Fault tied_sum_after_dp_scatter() {
   fault.hooks.collective = [](const Case&) {
     return std::make_shared<const SendsLocalTiedGradient>();
   };
-  fault.expected = {Stage::kParameterGrad, "model.embed_tokens.weight", any_rank(6),
-                    "copies differ over pp"};
+  fault.expected = {Stage::kParameterGrad,
+                    "model.embed_tokens.weight",
+                    any_rank(6),
+                    {CauseId::kCopiesDiffer, {{"axes", "pp"}}}};
   return fault;
 }
 
@@ -237,7 +241,7 @@ Fault eval_mode_kept_on_later_chunks() {
         });
   };
   fault.expected = {
-      Stage::kMasks, "transformer.h.2.attn.attn_dropout", {0, 1, 2}, "nothing is dropped there"};
+      Stage::kMasks, "transformer.h.2.attn.attn_dropout", {0, 1, 2}, {CauseId::kNothingDropped}};
   return fault;
 }
 
@@ -262,8 +266,10 @@ Fault attn_scale_uses_local_layer_number() {
                                  in.v_BKSD, in.impl, in.softmax, in.dropout);
         }});
   };
-  fault.expected = {
-      Stage::kForward, "transformer.h.2.attn.core", {3, 4, 5}, "attention scores scale 3;"};
+  fault.expected = {Stage::kForward,
+                    "transformer.h.2.attn.core",
+                    {3, 4, 5},
+                    {CauseId::kScoresScaledByRatio, {{"scale", 3}}}};
   return fault;
 }
 

@@ -47,8 +47,10 @@ Fault recompute_draws_new_mask() {
   fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
     parts.streams = std::make_shared<NotRestored>(parts.streams->seed(), probe);
   };
-  fault.expected = {Stage::kMasks, "transformer.h.0.attn.attn_dropout.recomputed", any_rank(2),
-                    "recomputed mask differs from the forward mask; the same for 6 of 6"};
+  fault.expected = {Stage::kMasks,
+                    "transformer.h.0.attn.attn_dropout.recomputed",
+                    any_rank(2),
+                    {CauseId::kRecomputedMaskDiffers}};
   return fault;
 }
 
@@ -83,8 +85,10 @@ Fault recompute_in_default_dtype() {
         };
     parts.strategy = strategy_double(std::move(parts.strategy), std::move(rules));
   };
-  fault.expected = {Stage::kForward, "model.layers.1.self_attn.q_proj.recomputed", any_rank(2),
-                    "computed again otherwise than in forward"};
+  fault.expected = {Stage::kForward,
+                    "model.layers.1.self_attn.q_proj.recomputed",
+                    any_rank(2),
+                    {CauseId::kRecomputedActivationsDiffer}};
   return fault;
 }
 
@@ -123,8 +127,11 @@ Fault sp_dropout_stream_lost() {
   fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
     parts.streams = std::make_shared<OneStreamForAll>(parts.streams->seed(), probe);
   };
-  fault.expected = {Stage::kMasks, "transformer.h.0.attn.resid_dropout", any_rank(6),
-                    "tp ranks 0, 1 use one mask for different tokens (resid_dropout, 2 of 2)"};
+  fault.expected = {
+      Stage::kMasks,
+      "transformer.h.0.attn.resid_dropout",
+      any_rank(6),
+      {CauseId::kOneMaskForTokens, {{"axis", "tp"}, {"coordinates", std::vector{0, 1}}}}};
   return fault;
 }
 

@@ -35,8 +35,10 @@ Fault mlp_input_grad_partial() {
              segment->name.find(".mlp.") != std::string::npos;
     });
   };
-  fault.expected = {Stage::kActivationGrad, "model.layers.1.post_attention_layernorm", any_rank(6),
-                    "rank-local partial over tp"};
+  fault.expected = {Stage::kActivationGrad,
+                    "model.layers.1.post_attention_layernorm",
+                    any_rank(6),
+                    {CauseId::kRankLocalPartial, {{"axis", "tp"}}}};
   return fault;
 }
 
@@ -51,7 +53,8 @@ Fault dp_sum_missing() {
       return info.purpose == Purpose::kGradReduce && info.axis == Axis::kDp;
     });
   };
-  fault.expected = {Stage::kParameterGrad, "", any_rank(3), "rank-local over dp"};
+  fault.expected = {
+      Stage::kParameterGrad, "", any_rank(3), {CauseId::kRankLocal, {{"axis", "dp"}}}};
   return fault;
 }
 
@@ -78,7 +81,8 @@ Fault gradients_averaged_twice() {
   fault.source = "kubeflow/pytorch-operator #122";
   fault.smallest_case = [] { return fault_case("qwen2", "ddp", {.dp = 3}); };
   fault.hooks.collective = [](const Case&) { return std::make_shared<SecondAverage>(); };
-  fault.expected = {Stage::kCollectives, "collectives.dp.rank0", {0}, "call 3 is made again"};
+  fault.expected = {
+      Stage::kCollectives, "collectives.dp.rank0", {0}, {CauseId::kCallMadeAgain, {{"call", 3}}}};
   return fault;
 }
 
@@ -95,8 +99,10 @@ Fault kv_replica_grad_partial() {
       return is_gradient_of(info, segment, Axis::kTp, ParamClass::kKvReplica);
     });
   };
-  fault.expected = {Stage::kParameterGrad, "model.layers.0.self_attn.k_proj.weight", any_rank(4),
-                    "rank-local partial over the tp ranks that share"};
+  fault.expected = {Stage::kParameterGrad,
+                    "model.layers.0.self_attn.k_proj.weight",
+                    any_rank(4),
+                    {CauseId::kRankLocalPartial, {{"axis", "tp"}}}};
   return fault;
 }
 
@@ -152,8 +158,10 @@ Fault bucket_sized_param_not_reduced() {
              as_large.contains(segment->name);
     });
   };
-  fault.expected = {Stage::kParameterGrad, "model.layers.0.self_attn.q_proj.weight", any_rank(3),
-                    "rank-local over dp"};
+  fault.expected = {Stage::kParameterGrad,
+                    "model.layers.0.self_attn.q_proj.weight",
+                    any_rank(3),
+                    {CauseId::kRankLocal, {{"axis", "dp"}}}};
   return fault;
 }
 
@@ -174,8 +182,10 @@ Fault qk_norm_grad_partial() {
   fault.source = "Megatron-LM #7452 (finding 11)";
   fault.smallest_case = [] { return fault_case("qwen3", "autotp", {.dp = 3, .tp = 2}); };
   fault.hooks.collective = skip_qk_norm_sums;
-  fault.expected = {Stage::kParameterGrad, "model.layers.0.self_attn.q_norm.weight", any_rank(6),
-                    "rank-local partial over tp"};
+  fault.expected = {Stage::kParameterGrad,
+                    "model.layers.0.self_attn.q_norm.weight",
+                    any_rank(6),
+                    {CauseId::kRankLocalPartial, {{"axis", "tp"}}}};
   return fault;
 }
 
@@ -198,8 +208,10 @@ Fault split_step_skips_tp_sum() {
                               is_gradient_of(info, segment, Axis::kTp, ParamClass::kNorm));
         });
   };
-  fault.expected = {Stage::kParameterGrad, "model.layers.0.self_attn.q_norm.weight", any_rank(6),
-                    "rank-local partial over tp"};
+  fault.expected = {Stage::kParameterGrad,
+                    "model.layers.0.self_attn.q_norm.weight",
+                    any_rank(6),
+                    {CauseId::kRankLocalPartial, {{"axis", "tp"}}}};
   return fault;
 }
 
@@ -237,8 +249,10 @@ Fault row_bias_added_on_every_rank() {
     };
     return change_segments(std::move(change));
   };
-  fault.expected = {Stage::kForward, "transformer.h.0.attn.c_proj", any_rank(6),
-                    "off by 2 x bias = (tp - 1) x bias, the same for every token"};
+  fault.expected = {Stage::kForward,
+                    "transformer.h.0.attn.c_proj",
+                    any_rank(6),
+                    {CauseId::kParameterAddedTimes, {{"factor", 2}, {"axis", "tp"}}}};
   return fault;
 }
 
@@ -263,8 +277,10 @@ Fault row_bias_grad_times_tp() {
     };
     return change_segments(std::move(change));
   };
-  fault.expected = {Stage::kParameterGrad, "transformer.h.0.attn.c_proj.bias", any_rank(6),
-                    "scale 3 = tp"};
+  fault.expected = {Stage::kParameterGrad,
+                    "transformer.h.0.attn.c_proj.bias",
+                    any_rank(6),
+                    {CauseId::kScaleOfFormula, {{"scale", 3}, {"formula", "tp"}}}};
   return fault;
 }
 

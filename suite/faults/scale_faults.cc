@@ -33,8 +33,10 @@ Fault averaged_over_tp_too() {
     };
     return change_segments(std::move(change));
   };
-  fault.expected = {Stage::kParameterGrad, "model.layers.0.self_attn.q_proj.weight", any_rank(6),
-                    "every shard is the mean of the 3 shards"};
+  fault.expected = {Stage::kParameterGrad,
+                    "model.layers.0.self_attn.q_proj.weight",
+                    any_rank(6),
+                    {CauseId::kMeanOfShards, {{"shards", 3}}}};
   return fault;
 }
 
@@ -63,7 +65,10 @@ Fault loss_divided_twice() {
     };
     parts.strategy = strategy_double(std::move(parts.strategy), std::move(rules));
   };
-  fault.expected = {Stage::kForward, "loss_backward", any_rank(3), "scale 0.25 = 1/micro-batches"};
+  fault.expected = {Stage::kForward,
+                    "loss_backward",
+                    any_rank(3),
+                    {CauseId::kScaleOfFormula, {{"scale", 0.25}, {"formula", "1/micro-batches"}}}};
   return fault;
 }
 
@@ -89,8 +94,10 @@ Fault micro_batch_average_missing() {
     };
     return change_segments(std::move(change));
   };
-  fault.expected = {Stage::kParameterGrad, "model.embed_tokens.weight", any_rank(6),
-                    "scale 4 = micro-batches"};
+  fault.expected = {Stage::kParameterGrad,
+                    "model.embed_tokens.weight",
+                    any_rank(6),
+                    {CauseId::kScaleOfFormula, {{"scale", 4}, {"formula", "micro-batches"}}}};
   return fault;
 }
 
@@ -121,8 +128,11 @@ Fault mean_of_rank_means() {
           return own;
         });
   };
-  fault.expected = {Stage::kForward, "loss", any_rank(3),
-                    "equals the mean of 3 rank means (44, 36, 28 tokens), not the token mean"};
+  fault.expected = {
+      Stage::kForward,
+      "loss",
+      any_rank(3),
+      {CauseId::kMeanOfRankMeans, {{"means", 3}, {"tokens", std::vector{44, 36, 28}}}}};
   return fault;
 }
 
@@ -150,8 +160,10 @@ Fault tied_grad_doubled() {
     };
     return change_segments(std::move(change));
   };
-  fault.expected = {Stage::kParameterGrad, "model.embed_tokens.weight", any_rank(3),
-                    "scale 2 = number of names"};
+  fault.expected = {Stage::kParameterGrad,
+                    "model.embed_tokens.weight",
+                    any_rank(3),
+                    {CauseId::kScaleOfFormula, {{"scale", 2}, {"formula", "number of names"}}}};
   return fault;
 }
 
@@ -178,8 +190,10 @@ Fault norm_grad_averaged_over_tp() {
     };
     return change_segments(std::move(change));
   };
-  fault.expected = {Stage::kParameterGrad, "model.layers.0.input_layernorm.weight", any_rank(6),
-                    "scale 0.3333 = 1/tp"};
+  fault.expected = {Stage::kParameterGrad,
+                    "model.layers.0.input_layernorm.weight",
+                    any_rank(6),
+                    {CauseId::kScaleOfFormula, {{"scale", 0.3333}, {"formula", "1/tp"}}}};
   return fault;
 }
 
@@ -233,8 +247,11 @@ Fault scaled_at_each_accumulation() {
     return change_segments(std::move(change));
   };
   fault.expected = {
-      Stage::kParameterGrad, "model.embed_tokens.weight", any_rank(6),
-      "micro-batches enter with weights 0.00391, 0.0156, 0.0625, 0.25 instead of 1/4 each"};
+      Stage::kParameterGrad,
+      "model.embed_tokens.weight",
+      any_rank(6),
+      {CauseId::kMicroBatchWeights,
+       {{"weights", std::vector{0.00390625, 0.015625, 0.0625, 0.25}}, {"micro_batches", 4}}}};
   return fault;
 }
 
@@ -273,7 +290,10 @@ Fault divided_by_unused_loss_scale() {
     return item;
   };
   fault.hooks.parts = divide_by_loss_scale;
-  fault.expected = {Stage::kGradNorm, "grad_norm", any_rank(3), "scale 1.526e-05 = 2^-16"};
+  fault.expected = {Stage::kGradNorm,
+                    "grad_norm",
+                    any_rank(3),
+                    {CauseId::kScaleOfFormula, {{"scale", 0x1p-16}, {"formula", "2^-16"}}}};
   return fault;
 }
 

@@ -40,8 +40,10 @@ Fault sp_final_norm_grad_partial() {
     return skip_sums_of(ParamClass::kNorm,
                         [](const std::string& name) { return layer_of(name).empty(); });
   };
-  fault.expected = {Stage::kParameterGrad, "model.norm.weight", any_rank(6),
-                    "rank-local partial over tp (3 copies differ"};
+  fault.expected = {Stage::kParameterGrad,
+                    "model.norm.weight",
+                    any_rank(6),
+                    {CauseId::kRankLocalPartial, {{"axis", "tp"}, {"copies", 3}}}};
   return fault;
 }
 
@@ -56,8 +58,10 @@ Fault sp_layer_norm_grads_partial() {
     return skip_sums_of(ParamClass::kNorm,
                         [](const std::string& name) { return !layer_of(name).empty(); });
   };
-  fault.expected = {Stage::kParameterGrad, "model.layers.0.input_layernorm.weight", any_rank(6),
-                    "rank-local partial over tp"};
+  fault.expected = {Stage::kParameterGrad,
+                    "model.layers.0.input_layernorm.weight",
+                    any_rank(6),
+                    {CauseId::kRankLocalPartial, {{"axis", "tp"}}}};
   return fault;
 }
 
@@ -73,8 +77,10 @@ Fault sp_row_bias_grad_partial() {
         ParamClass::kRowBias,
         [first = first_row_biases(item)](const std::string& name) { return first.contains(name); });
   };
-  fault.expected = {Stage::kParameterGrad, "transformer.h.0.attn.c_proj.bias", any_rank(6),
-                    "rank-local partial over tp"};
+  fault.expected = {Stage::kParameterGrad,
+                    "transformer.h.0.attn.c_proj.bias",
+                    any_rank(6),
+                    {CauseId::kRankLocalPartial, {{"axis", "tp"}}}};
   return fault;
 }
 
@@ -112,8 +118,10 @@ Fault token_index_ignores_batch() {
   fault.hooks.collective = [](const Case& item) {
     return std::make_shared<FlatJoin>(item.batch_size, item.seq_length);
   };
-  fault.expected = {Stage::kForward, "model.layers.0.self_attn.q_proj", any_rank(6),
-                    "tokens permuted between samples"};
+  fault.expected = {Stage::kForward,
+                    "model.layers.0.self_attn.q_proj",
+                    any_rank(6),
+                    {CauseId::kTokensPermutedBetweenSamples}};
   return fault;
 }
 

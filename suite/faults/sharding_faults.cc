@@ -44,7 +44,10 @@ Fault embed_out_split_without_sp() {
       return repeat_own_sequence_part(value, tp_rank, tp);
     };
   };
-  fault.expected = {Stage::kForward, "model.embed_tokens", any_rank(6), "copies differ over tp"};
+  fault.expected = {Stage::kForward,
+                    "model.embed_tokens",
+                    any_rank(6),
+                    {CauseId::kCopiesDiffer, {{"axes", "tp"}}}};
   return fault;
 }
 
@@ -64,7 +67,11 @@ Fault kv_head_on_wrong_rank() {
     }
   };
   fault.expected = {
-      Stage::kForward, "model.layers.0.self_attn.core", {1, 2}, "tp ranks 1, 2 use parts 1, 0"};
+      Stage::kForward,
+      "model.layers.0.self_attn.core",
+      {1, 2},
+      {CauseId::kPartsOutOfOrder,
+       {{"axis", "tp"}, {"coordinates", std::vector{1, 2}}, {"parts", std::vector{1, 0}}}}};
   return fault;
 }
 
@@ -87,7 +94,7 @@ Fault init_seed_plus_rank() {
   fault.expected = {Stage::kParametersRead,
                     "model.embed_tokens.weight",
                     {1, 2, 4, 5},
-                    "tp ranks 1, 2 are not slices of the reference"};
+                    {CauseId::kNotSlices, {{"axis", "tp"}, {"ranks", std::vector{1, 2, 4, 5}}}}};
   return fault;
 }
 
@@ -223,8 +230,12 @@ Fault gate_up_cut_as_one_block() {
   fault.expected = {Stage::kParametersRead,
                     "model.layers.0.mlp.gate_proj.weight",
                     {1, 3, 5},
-                    "shard of tp rank 1 holds rows 0 to 47 of model.layers.0.mlp.up_proj.weight: "
-                    "cut as one block"};
+                    {CauseId::kCutAsOneWithOther,
+                     {{"axis", "tp"},
+                      {"coordinate", 1},
+                      {"first", 0},
+                      {"last", 47},
+                      {"holder", "model.layers.0.mlp.up_proj.weight"}}}};
   return fault;
 }
 
@@ -248,7 +259,7 @@ Fault fused_shards_all_from_rank0() {
   fault.expected = {Stage::kParametersRead,
                     "model.layers.0.self_attn.q_proj.weight",
                     {1, 2, 4, 5},
-                    "tp ranks 1, 2 equal the shard of rank 0"};
+                    {CauseId::kShardsOfOtherRank, {{"axis", "tp"}, {"coordinate", 0}}}};
   return fault;
 }
 

@@ -46,8 +46,8 @@ Fault tie_lost() {
     return item;
   };
   fault.hooks.parts = give_head_its_own_copy;
-  fault.expected = {Stage::kParameterGrad, "model.embed_tokens.weight", any_rank(3),
-                    "only the input side is present"};
+  fault.expected = {
+      Stage::kParameterGrad, "model.embed_tokens.weight", any_rank(3), {CauseId::kInputSideOnly}};
   return fault;
 }
 
@@ -70,8 +70,10 @@ Fault grads_zeroed_each_micro_batch() {
       return true;
     }});
   };
-  fault.expected = {Stage::kParameterGrad, "model.embed_tokens.weight", any_rank(3),
-                    "only micro-batch 3 of 0..3 is present"};
+  fault.expected = {Stage::kParameterGrad,
+                    "model.embed_tokens.weight",
+                    any_rank(3),
+                    {CauseId::kMicroBatchMissing, {{"present", std::vector{3}}, {"last", 3}}}};
   return fault;
 }
 
@@ -110,8 +112,11 @@ Fault last_micro_batch_not_averaged() {
                  info.purpose == Purpose::kGradReduce && info.axis == Axis::kDp;
         });
   };
-  fault.expected = {Stage::kParameterGrad, "model.embed_tokens.weight", any_rank(3),
-                    "micro-batch 3 of 0..3 is rank-local over dp"};
+  fault.expected = {
+      Stage::kParameterGrad,
+      "model.embed_tokens.weight",
+      any_rank(3),
+      {CauseId::kMicroBatchRankLocal, {{"local", std::vector{3}}, {"last", 3}, {"axis", "dp"}}}};
   return fault;
 }
 
@@ -140,8 +145,10 @@ Fault optimizer_holds_old_params() {
           for (const auto& [name, copy] : *old) (void)counted(probe, parameters.at(name), copy);
         });
   };
-  fault.expected = {Stage::kParameterAfterStep, "model.layers.1.self_attn.q_proj.weight",
-                    any_rank(3), "not updated (bitwise as before)"};
+  fault.expected = {Stage::kParameterAfterStep,
+                    "model.layers.1.self_attn.q_proj.weight",
+                    any_rank(3),
+                    {CauseId::kNotUpdated}};
   return fault;
 }
 
@@ -164,8 +171,10 @@ Fault autocast_on_some_ranks() {
     parts.autocast.reset();
     probe.fired();
   };
-  fault.expected = {Stage::kForward, "model.layers.0.self_attn.q_proj", {1},
-                    "dtype differs between ranks: fp32 on rank 1, bf16 on ranks 0, 2"};
+  fault.expected = {Stage::kForward,
+                    "model.layers.0.self_attn.q_proj",
+                    {1},
+                    {CauseId::kMixedDtypes, {{"ranks", std::vector{1}}, {"usual", "bf16"}}}};
   return fault;
 }
 

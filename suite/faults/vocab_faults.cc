@@ -37,8 +37,10 @@ Fault head_input_grad_partial() {
       return info.purpose == Purpose::kVocabParallelBackward;
     });
   };
-  fault.expected = {Stage::kActivationGrad, "model.norm", any_rank(6),
-                    "rank-local partial over tp"};
+  fault.expected = {Stage::kActivationGrad,
+                    "model.norm",
+                    any_rank(6),
+                    {CauseId::kRankLocalPartial, {{"axis", "tp"}}}};
   return fault;
 }
 
@@ -77,8 +79,10 @@ Fault chunk_loss_partial_as_replicated() {
              segment->count < whole;
     });
   };
-  fault.expected = {Stage::kActivationGrad, "model.norm", any_rank(6),
-                    "rank-local partial over tp"};
+  fault.expected = {Stage::kActivationGrad,
+                    "model.norm",
+                    any_rank(6),
+                    {CauseId::kRankLocalPartial, {{"axis", "tp"}}}};
   return fault;
 }
 
@@ -130,7 +134,10 @@ Fault label_smoothing_local_vocab() {
     return item;
   };
   fault.hooks.collective = [](const Case&) { return std::make_shared<LocalSmoothing>(); };
-  fault.expected = {Stage::kForward, "loss_per_dp_rank", any_rank(6), "over tp (2 copies differ"};
+  fault.expected = {Stage::kForward,
+                    "loss_per_dp_rank",
+                    any_rank(6),
+                    {CauseId::kRankLocal, {{"axis", "tp"}, {"copies", 2}}}};
   return fault;
 }
 
@@ -157,8 +164,10 @@ Fault gathered_logits_in_split_loss() {
   fault.source = "Megatron-LM #7452 (finding 2)";
   fault.smallest_case = [] { return vocab_case({.dp = 2, .tp = 3}); };
   fault.hooks.collective = [](const Case&) { return std::make_shared<GatheredLogits>(); };
-  fault.expected = {Stage::kForward, "loss_per_dp_rank", any_rank(6),
-                    "constant offset 1.099 = log(tp)"};
+  fault.expected = {Stage::kForward,
+                    "loss_per_dp_rank",
+                    any_rank(6),
+                    {CauseId::kOffsetOfDegree, {{"offset", 1.099}, {"axis", "tp"}}}};
   return fault;
 }
 
@@ -215,7 +224,10 @@ Fault padded_vocab_in_softmax() {
     return std::make_shared<PaddedColumns>(
         autotp_plan(*model, item.degrees.tp, item.settings.make_vocab_size_divisible_by));
   };
-  fault.expected = {Stage::kForward, "loss_per_dp_rank", any_rank(6), "= log(128/97)"};
+  fault.expected = {Stage::kForward,
+                    "loss_per_dp_rank",
+                    any_rank(6),
+                    {CauseId::kOffsetOfWidths, {{"padded", 128}, {"width", 97}}}};
   return fault;
 }
 

@@ -32,8 +32,10 @@ Fault bf16_master_weights() {
     parts.master_dtype = Dtype::kBFloat16;
     probe.fired();
   };
-  fault.expected = {Stage::kOptimizerState, "model.embed_tokens.weight.master", any_rank(6),
-                    "master weights are bf16, declared fp32"};
+  fault.expected = {Stage::kOptimizerState,
+                    "model.embed_tokens.weight.master",
+                    any_rank(6),
+                    {CauseId::kMastersInOtherDtype, {{"dtype", "bf16"}, {"declared", "fp32"}}}};
   return fault;
 }
 
@@ -62,8 +64,11 @@ Fault grad_buffer_keeps_gathered_params() {
           probe.fired();
         }});
   };
-  fault.expected = {Stage::kParameterGrad, "model.embed_tokens.weight", any_rank(3),
-                    "reference + parameter values", 1};
+  fault.expected = {Stage::kParameterGrad,
+                    "model.embed_tokens.weight",
+                    any_rank(3),
+                    {CauseId::kParameterValuesAdded, {{"factor", 1}}},
+                    1};
   return fault;
 }
 
