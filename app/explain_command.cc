@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// `isoshard explain ID`: what a contract claims, why it holds, which tests prove it, which faults
-/// break it and which negative controls show that the tests can fail; or what a fault is.
+/// break it and which negative controls show that the tests can fail; what a fault is; or which
+/// sentence a cause of a report stands for, and which faults have it.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -14,6 +15,7 @@
 #include "core/base/error.h"
 #include "core/base/suggest.h"
 #include "harness/cli/output.h"
+#include "harness/ids/cause.h"
 #include "harness/report/text/hanging.h"
 #include "harness/verdict/exit_code.h"
 #include "suite/faults/contracts.h"
@@ -99,6 +101,15 @@ void print_fault(const Fault& fault) {
   print("{}\nsee it: ./isoshard verify --fault {}\n", any ? "" : "  none\n", fault.id);
 }
 
+void print_cause(CauseId id) {
+  print("cause {}\n\nsentence, with the names of its values in braces\n{}\n", name_of(id),
+        hanging("  ", template_of(id)));
+  std::vector<std::string> faults;
+  for (const Fault& fault : fault_catalogue())
+    if (fault.expected->cause.id == id) faults.push_back(fault.id);
+  print_faults("faults that have it", faults);
+}
+
 void explain(const std::string& id) {
   if (const Fault* fault = built_in_fault(id)) return print_fault(*fault);
   std::vector<std::string> known;
@@ -108,17 +119,21 @@ void explain(const std::string& id) {
   }
   for (const Fault& fault : fault_catalogue()) known.push_back(fault.id);
   for (const Fault& fault : benign_variations()) known.push_back(fault.id);
+  for (const CauseId cause : all_causes()) {
+    if (name_of(cause) == id) return print_cause(cause);
+    known.emplace_back(name_of(cause));
+  }
   throw UsageError(
-      fmt::format("'{}' is neither a contract nor a fault{}; 'isoshard list contracts' and "
-                  "'isoshard list faults' list them",
+      fmt::format("'{}' is neither a contract nor a fault nor a cause{}; 'isoshard list contracts', "
+                  "'isoshard list faults' and 'isoshard list causes' list them",
                   id, did_you_mean(id, known)));
 }
 
 int run_explain(const ParsedOptions& options) {
   if (!options.given("id"))
     throw UsageError(
-        "nothing selected: name a contract (isoshard list contracts) or a fault (isoshard list "
-        "faults)");
+        "nothing selected: name a contract (isoshard list contracts), a fault (isoshard list "
+        "faults) or a cause (isoshard list causes)");
   bool is_first = true;
   for (const std::string& id : options.get<std::vector<std::string>>("id")) {
     if (!is_first) print("\n");
@@ -132,13 +147,14 @@ int run_explain(const ParsedOptions& options) {
 
 Command explain_command() {
   return {"explain",
-          "say what a contract claims, why it holds, and which tests and faults go with it",
-          "explain {CONTRACT,FAULT}...",
+          "say what a contract claims and why it holds, what a fault does, or what a cause means",
+          "explain {CONTRACT,FAULT,CAUSE}...",
           "  isoshard explain tp.row.bias\n"
-          "  isoshard explain dp_sum_missing",
+          "  isoshard explain dp_sum_missing\n"
+          "  isoshard explain rank_local_partial",
           [](OptionTable& table) {
             table.options.add_options()("id", po::value<std::vector<std::string>>()->composing(),
-                                        "ids of contracts or faults");
+                                        "ids of contracts, faults or causes");
             table.positional.add("id", -1);
           },
           run_explain};

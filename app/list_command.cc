@@ -12,6 +12,7 @@
 #include "core/base/suggest.h"
 #include "fixtures/cases/presets.h"
 #include "harness/cli/output.h"
+#include "harness/ids/cause.h"
 #include "harness/report/text/hanging.h"
 #include "harness/verdict/exit_code.h"
 #include "subjects/model/config/builtin.h"
@@ -73,12 +74,20 @@ void list_faults() {
   for (const Fault& variation : benign_variations()) print_row(variation);
 }
 
+void list_causes() {
+  for (const CauseId id : all_causes()) {
+    print("  {}\n", name_of(id));
+    print(hanging("    ", template_of(id)));
+  }
+}
+
 int run_list(const ParsedOptions& options) {
   const std::vector<std::pair<std::string, void (*)()>> lists = {{"subjects", list_subjects},
                                                                  {"models", list_models},
                                                                  {"cases", list_cases},
                                                                  {"contracts", list_contracts},
-                                                                 {"faults", list_faults}};
+                                                                 {"faults", list_faults},
+                                                                 {"causes", list_causes}};
   std::vector<std::string> known;
   for (const auto& [name, function] : lists) known.push_back(name);
   if (!options.given("what"))
@@ -98,12 +107,12 @@ int run_list(const ParsedOptions& options) {
 
 Command list_command() {
   return {"list",
-          "list subjects, models, cases, contracts or faults",
-          "list {subjects,models,cases,contracts,faults}",
+          "list subjects, models, cases, contracts, faults or causes",
+          "list {subjects,models,cases,contracts,faults,causes}",
           "  isoshard list faults",
           [](OptionTable& table) {
             table.options.add_options()("what", po::value<std::string>(),
-                                        "subjects, models, cases, contracts or faults");
+                                        "subjects, models, cases, contracts, faults or causes");
             table.positional.add("what", 1);
           },
           run_list};

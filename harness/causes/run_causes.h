@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Causes that show only beside other records of the run: data ids, norms, earlier parameters,
-/// micro-batches. Each function returns the cause in the words of the fault catalogue, or nothing
-/// if its pattern does not fit.
+/// micro-batches. Each function returns the cause, or none if its pattern does not fit.
 #pragma once
 #include <cstdint>
 #include <string>
