@@ -161,7 +161,7 @@ Fault bucket_sized_param_not_reduced() {
   fault.expected = {Stage::kParameterGrad,
                     "model.layers.0.self_attn.q_proj.weight",
                     any_rank(3),
-                    {CauseId::kRankLocal, {{"axis", "dp"}}}};
+                    {CauseId::kPiecesRankLocal, {{"axis", "dp"}}}};
   return fault;
 }
 
