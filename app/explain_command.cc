@@ -124,8 +124,8 @@ void explain(const std::string& id) {
     known.emplace_back(name_of(cause));
   }
   throw UsageError(
-      fmt::format("'{}' is neither a contract nor a fault nor a cause{}; 'isoshard list contracts', "
-                  "'isoshard list faults' and 'isoshard list causes' list them",
+      fmt::format("'{}' is neither a contract nor a fault nor a cause{}; 'isoshard list "
+                  "contracts', 'isoshard list faults' and 'isoshard list causes' list them",
                   id, did_you_mean(id, known)));
 }
 

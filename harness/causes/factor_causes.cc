@@ -71,7 +71,7 @@ Cause factors_along(const Evidence& e, Axis axis, const std::vector<double>& fac
   }
   if (fits([](std::size_t i) { return static_cast<double>(i + 1); }))
     return make_cause(CauseId::kScaledByRankPlusOne, std::move(values));
-  std::vector<std::string> formulas;
+  std::vector<std::string> formulas, equations;
   bool are_known = true;
   for (const double factor : factors) {
     if (is_near(factor, 1, kNear)) continue;
@@ -79,11 +79,13 @@ Cause factors_along(const Evidence& e, Axis axis, const std::vector<double>& fac
     are_known = formula.has_value();
     if (!are_known) break;
     formulas.push_back(*formula);
+    equations.push_back(
+        phrase(PhraseId::kTimesOfFormula, {{"times", factor}, {"formula", *formula}}));
   }
   values.push_back(NamedValue::words("along", phrase(PhraseId::kAlong, {{"axis", name_of(axis)}})));
   if (!are_known || formulas.empty()) return make_cause(CauseId::kFactorPerRank, std::move(values));
   values.emplace_back("formulas", formulas);
-  values.push_back(NamedValue::words("behind", fmt::format("{}", fmt::join(formulas, "; "))));
+  values.push_back(NamedValue::words("behind", fmt::format("{}", fmt::join(equations, "; "))));
   return make_cause(CauseId::kFactorPerRankOfFormula, std::move(values));
 }
 

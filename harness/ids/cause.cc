@@ -41,8 +41,11 @@ struct Plural {
   std::string_view spec, one, several;
 };
 
-constexpr Plural kPlurals[] = {
-    {"s", "", "s"}, {"es", "", "es"}, {"is", "is", "are"}, {"has", "has", "have"}, {"verb", "s", ""}};
+constexpr Plural kPlurals[] = {{"s", "", "s"},
+                               {"es", "", "es"},
+                               {"is", "is", "are"},
+                               {"has", "has", "have"},
+                               {"verb", "s", ""}};
 
 bool is_one(const CauseValue& value) {
   return std::visit(
@@ -84,8 +87,8 @@ std::string filled(std::string_view text, const NamedValues& values) {
     const std::size_t colon = place.find(':');
     const auto found = std::ranges::find(values, place.substr(0, colon), &NamedValue::name);
     if (found != values.end())
-      made += formatted(found->value,
-                        colon == std::string_view::npos ? "" : place.substr(colon + 1));
+      made +=
+          formatted(found->value, colon == std::string_view::npos ? "" : place.substr(colon + 1));
     text.remove_prefix(close + 1);
   }
   return made;

@@ -108,10 +108,11 @@ struct ExpectedCause {
 [[nodiscard]] std::string mismatch(const ExpectedCause& expected, const Cause& cause,
                                    double relative = 0.005);
 
-/// Fills the row's text. A placeholder `{name}` or `{name:spec}` is replaced by the value, formatted
-/// as fmt does it; several values are joined by ", ". The specs s, es, is, has and its choose
-/// between one and several, by a number or by how many values there are: `{steps} step{steps:s}`,
-/// `{rows:is} wrong`. A placeholder whose value is not given is left out.
+/// Fills the row's text. A placeholder `{name}` or `{name:spec}` is replaced by the value, which is
+/// formatted as fmt does it; several values are joined by ", ". The specs s, es, is, has and verb
+/// choose between one and several, by a number or by how many values there are: `{steps}
+/// step{steps:s}`, `{rows:is} wrong`, `{ranks} hold{ranks:verb}`. A placeholder whose value is not
+/// given is left out.
 [[nodiscard]] Cause make_cause(CauseId id, NamedValues values = {});
 [[nodiscard]] std::string phrase(PhraseId id, const NamedValues& values = {});
 

@@ -65,8 +65,8 @@ class Evidence {
   /// "tp" for 3, "1/micro-batches" for 0.25, "2^-16" for 1.526e-05; nothing if the factor fits no
   /// formula of the run's numbers.
   [[nodiscard]] std::optional<std::string> formula_of(double factor, double relative = 0.02) const;
-  /// A cause for a factor: "scale 3 = tp", "scale 2 = norm / max_norm: clipping not applied", "scale
-  /// 1.37". `more` are further values of its row.
+  /// A cause for a factor: "scale 3 = tp", "scale 2 = norm / max_norm: clipping not applied",
+  /// "scale 1.37". `more` are further values of its row.
   [[nodiscard]] Cause scale_cause(double factor, NamedValues more = {}) const;
   /// The reference's gradient norm over the norm to clip to; 1 if nothing is clipped or it is not
   /// known.
