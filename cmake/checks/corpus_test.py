@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """tools/corpus must see what changes: an answer, a verdict, a bundle; and keep answers that nobody
-asked it to change.   usage: corpus_test.py BIN FOLDER
+asked it to change.   usage: corpus_test.py JUDGE FOLDER
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import unittest
 
 TREE = pathlib.Path(__file__).resolve().parents[2]
 TOOL = TREE / "tools" / "corpus"
-BIN, SCRATCH = pathlib.Path(sys.argv[1]).resolve(), pathlib.Path(sys.argv[2]).resolve()
+BIN, SCRATCH = pathlib.Path(sys.argv[1]).resolve().parent, pathlib.Path(sys.argv[2]).resolve()
 PACK = "ddp_dp3"
 EQUAL, DIFFERS, USAGE, BAD_INPUT, NOT_RUN = range(5)
 

@@ -48,7 +48,7 @@ def parser() -> argparse.ArgumentParser:
         "--bin",
         type=pathlib.Path,
         default=TREE / "build" / "bin",
-        help="folder of isoshard and isoshard-judge (default: build/bin)",
+        help="folder of isoshard and isoshard-judge, or one of them (default: build/bin)",
     )
     shared.add_argument(
         "--corpus",
@@ -172,6 +172,7 @@ def main(words: list[str]) -> int:
     """Exit codes: see EXAMPLE."""
     given = parser().parse_args(words)
     given.bin = given.bin.resolve()
+    given.bin = given.bin.parent if given.bin.is_file() else given.bin
     given.corpus = given.corpus.resolve()
     given.output_dir = (given.output_dir or given.bin.parent / "corpus").resolve()
     start = time.monotonic()
