@@ -16,7 +16,7 @@ import unittest
 TREE = pathlib.Path(__file__).resolve().parents[2]
 TOOL = TREE / "tools" / "corpus"
 BIN, SCRATCH = pathlib.Path(sys.argv[1]).resolve().parent, pathlib.Path(sys.argv[2]).resolve()
-PACK = "ddp_dp3"
+PACK = "fsdp"
 EQUAL, DIFFERS, USAGE, BAD_INPUT, NOT_RUN = range(5)
 
 sys.dont_write_bytecode = True

@@ -73,7 +73,7 @@ def parser() -> argparse.ArgumentParser:
         "--only",
         default="*",
         metavar="PATTERNS",
-        help="pairs (judge) or parts (run) that fit, such as 'ddp_dp3/*,frameworks/*'",
+        help="pairs (judge) or parts (run) that fit, such as 'ddp/*,frameworks/*'",
     )
     setting = argparse.ArgumentParser(add_help=False)
     setting.add_argument(

@@ -9,15 +9,15 @@ import hashlib
 import io
 import json
 import lzma
+import math
 import pathlib
 import shutil
 import tarfile
 from collections.abc import Callable, Iterator
 
-from answers import CorpusError, read_json
-from programs import Programs
+from answers import CorpusError, read_json, write_text
+from programs import NOT_RUN, Programs
 
-NOT_RUN = 4
 _CODES = {"F32": "f", "F64": "d", "I64": "q", "I32": "i"}
 
 
@@ -32,6 +32,15 @@ def rank_files(bundle: pathlib.Path, edit: dict) -> Iterator[pathlib.Path]:
         rank, step = int(path.stem.removeprefix("rank")), int(path.parent.name.removeprefix("step"))
         if rank in edit.get("ranks", [rank]) and step in edit.get("steps", [step]):
             yield path
+
+
+def tensors_of(file: pathlib.Path) -> dict[str, bytes]:
+    """The bytes of each tensor of a safetensors file."""
+    content = file.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header, data = json.loads(content[8 : 8 + length]), content[8 + length :]
+    header.pop("__metadata__", None)
+    return {name: data[slice(*entry["data_offsets"])] for name, entry in header.items()}
 
 
 def edit_tensors(
@@ -60,24 +69,48 @@ def edit_tensors(
     return changed
 
 
+def with_bits(value: float, bits: int) -> float:
+    """Rounded to so many significant bits."""
+    mantissa, exponent = math.frexp(value)
+    return math.ldexp(round(math.ldexp(mantissa, bits)), exponent - bits)
+
+
 def edit_values(bundle: pathlib.Path, edit: dict) -> int:
-    """{"values": {...}}: elements [begin, end) of tensors times `factor`, plus `plus`, rolled."""
+    """{"values": {...}}: elements [begin, end) of tensors get new values.
 
-    def change(name: str, entry: dict, data: bytes) -> tuple[dict, bytes]:
-        if not is_meant(name, edit):
-            return entry, data
-        code = _CODES.get(entry["dtype"])
-        if code is None:
-            raise CorpusError(f"{name}: values of dtype {entry['dtype']} cannot be edited")
-        values = array.array(code, data)
-        part = slice(edit.get("begin", 0), edit.get("end", len(values)))
-        factor, plus, by = edit.get("factor", 1), edit.get("plus", 0), edit.get("roll", 0)
-        new = [value * factor + plus for value in values[part]]
-        values[part] = array.array(code, new[by:] + new[:by])
-        return entry, values.tobytes()
+    `factor` times the old value plus `plus`, plus each tensor of `add` (`tensor`, `times` and,
+    where it is not the same, `step`), rolled by `roll`, rounded to `bits`.
+    """
 
-    files = [path.with_suffix(".safetensors") for path in rank_files(bundle, edit)]
-    return sum(edit_tensors(file, change) for file in files)
+    def change_file(path: pathlib.Path) -> int:
+        def added(term: dict) -> array.array:
+            folder = f"step{term['step']:04}" if "step" in term else path.parent.name
+            file = bundle / folder / path.with_suffix(".safetensors").name
+            return array.array("f", tensors_of(file)[term["tensor"]])
+
+        terms = [(term.get("times", 1), added(term)) for term in edit.get("add", ())]
+
+        def change(name: str, entry: dict, data: bytes) -> tuple[dict, bytes]:
+            if not is_meant(name, edit):
+                return entry, data
+            code = _CODES.get(entry["dtype"])
+            if code is None:
+                raise CorpusError(f"{name}: values of dtype {entry['dtype']} cannot be edited")
+            values = array.array(code, data)
+            begin, end = edit.get("begin", 0), min(edit.get("end", len(values)), len(values))
+            factor, plus, by = edit.get("factor", 1), edit.get("plus", 0), edit.get("roll", 0)
+            new = [
+                values[i] * factor + plus + sum(times * other[i] for times, other in terms)
+                for i in range(begin, end)
+            ]
+            if "bits" in edit:
+                new = [with_bits(value, edit["bits"]) for value in new]
+            values[begin:end] = array.array(code, new[by:] + new[:by])
+            return entry, values.tobytes()
+
+        return edit_tensors(path.with_suffix(".safetensors"), change)
+
+    return sum(map(change_file, rank_files(bundle, edit)))
 
 
 def edit_records(bundle: pathlib.Path, edit: dict) -> int:
@@ -155,13 +188,14 @@ def seal(bundle: pathlib.Path) -> None:
     manifest.write_text(json.dumps(content))
 
 
-def edited(bundle: pathlib.Path, edits: list[dict], id: str) -> None:
+def edited(bundle: pathlib.Path, edits: list[dict], id: str, sealed: bool = True) -> None:
     """Does all edits and seals the bundle.   Errors   CorpusError if one changes nothing."""
     for edit in edits:
         ((kind, words),) = edit.items()
         if EDITS[kind](bundle, words) == 0:
             raise CorpusError(f"{id}: the edit {json.dumps(edit)} changes nothing")
-    seal(bundle)
+    if sealed:
+        seal(bundle)
 
 
 def dumped(
@@ -185,35 +219,51 @@ def only(bundles: list[pathlib.Path], what: str, id: str) -> pathlib.Path:
     return bundles[0]
 
 
-def make_runs(
+def take(bundle: pathlib.Path, folder: pathlib.Path) -> str:
+    """Moves a trusted bundle to `folder`, if it is not there. Returns its name there.
+
+    The name that isoshard gives it has the digest of its settings, so that one that is there is the
+    same.
+    """
+    if not (folder / bundle.name).exists():
+        bundle.rename(folder / bundle.name)
+    return bundle.name
+
+
+def make_run(
+    name: str, run: str, pack: dict, programs: Programs, corpus: pathlib.Path, folder: pathlib.Path
+) -> str:
+    """The bundle of one run, below `folder`. Returns the name of its reference."""
+    row, id, dump = pack["runs"][run], f"{name}/{run}", folder / ".dump"
+    bundles = dumped([*pack["verify"], *row["verify"]], programs, corpus, dump)
+    against = row.get("against", "reference")
+    trusted = take(only(bundles[against], against, id), folder)
+    only(bundles["judged"], "judged", id).rename(folder / run)
+    shutil.rmtree(dump)
+    return trusted
+
+
+def make_pack(
     name: str, pack: dict, programs: Programs, corpus: pathlib.Path, folder: pathlib.Path
 ) -> None:
-    """The bundles of one pack, below `folder`."""
+    """The bundles of one pack, below `folder`, and index.json: the reference of each run."""
     shutil.rmtree(folder, ignore_errors=True)
-    origin = ""
+    folder.mkdir(parents=True)
+    trusted: dict[str, str] = {}
     for run, row in pack["runs"].items():
-        id, target = f"{name}/{run}", folder / run
         if "from" in row:
-            shutil.copytree(folder / row["from"], target)
+            shutil.copytree(folder / row["from"], folder / run)
+            trusted[run] = trusted[row["from"]]
         else:
-            dump = folder / ".dump"
-            words = [*pack["verify"], *row["verify"]]
-            bundles = dumped(words, programs, corpus, dump)
-            reference = only(bundles["reference"], "reference", id)
-            if origin not in ("", reference.name):
-                raise CorpusError(
-                    f"{id}: its reference must be that of the pack, {origin}, got {reference.name}"
-                )
-            if not origin:
-                origin = reference.name
-                reference.rename(folder / "reference")
-            against = row.get("against", "reference")
-            if not (folder / against).exists():
-                only(bundles["emulated"], "emulated", id).rename(folder / against)
-            only(bundles["judged"], "judged", id).rename(target)
-            shutil.rmtree(dump)
+            trusted[run] = make_run(name, run, pack, programs, corpus, folder)
+        if "reference_edits" in row:
+            own = f"{run}.reference"
+            shutil.copytree(folder / trusted[run], folder / own)
+            trusted[run] = own
+            edited(folder / own, row["reference_edits"], f"{name}/{run}")
         if "edits" in row:
-            edited(target, row["edits"], id)
+            edited(folder / run, row["edits"], f"{name}/{run}", row.get("sealed", True))
+    write_text(folder / "index.json", json.dumps(trusted, indent=1))
 
 
 def write_pack(folder: pathlib.Path, pack: pathlib.Path) -> None:
@@ -231,7 +281,10 @@ def write_pack(folder: pathlib.Path, pack: pathlib.Path) -> None:
         for path in sorted(folder.rglob("*"), key=lambda p: (p.suffix, p.name, p)):
             if path.is_file():
                 archive.add(path, path.relative_to(folder).as_posix(), filter=plain)
-    filters = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "dict_size": 1 << 28}]
+    # fp32 and fp64 values are aligned to 4 bytes
+    filters = [
+        {"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME, "lc": 0, "lp": 2, "pb": 2}
+    ]
     pack.write_bytes(lzma.compress(stream.getvalue(), filters=filters))
 
 
@@ -246,6 +299,6 @@ def record_bundles(
     made = names or [name for name in packs if not (corpus / f"{name}.tar.xz").exists()]
     for name in made:
         folder = scratch / name
-        make_runs(name, packs[name], programs, corpus, folder)
+        make_pack(name, packs[name], programs, corpus, folder)
         write_pack(folder, corpus / f"{name}.tar.xz")
     return made

@@ -71,11 +71,12 @@ def packed_pairs(corpus: pathlib.Path, scratch: pathlib.Path, only: str) -> list
             continue
         folder = unpacked(corpus / f"{name}.tar.xz", scratch)
         for run, row in runs.items():
+            trusted = read_json(folder / "index.json").get(run, run)
+            for bundle in (trusted, run):
+                if not (folder / bundle).is_dir():
+                    raise CorpusError(f"{corpus / name}.tar.xz: must have {bundle}, and has not")
             options = tuple(row.get("options", ()))
-            against = row.get("against", "reference")
-            if not (folder / run).is_dir():
-                raise CorpusError(f"{corpus / name}.tar.xz: must have a bundle {run}, and has none")
-            pairs.append(Pair(f"{name}/{run}", folder, against, run, options))
+            pairs.append(Pair(f"{name}/{run}", folder, trusted, run, options))
     return pairs
 
 
@@ -114,6 +115,7 @@ def judge_all(
     """The verdicts on all pairs."""
     programs.path("isoshard-judge")
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
-        reports = [scratch / "reports" / f"{pair.id.replace('/', '.')}.json" for pair in pairs]
+        # A folder each, as programs that write a report lock its folder.
+        reports = [scratch / "reports" / pair.id / "report.json" for pair in pairs]
         answers = pool.map(lambda p, r: judged(p, programs, r), pairs, reports)
         return {pair.id: answer for pair, answer in zip(pairs, answers)}
