@@ -117,7 +117,7 @@ def judge_stored(given: argparse.Namespace, setting: str, only: str) -> dict[str
     """The stored pairs that fit, in one setting."""
     scratch = given.output_dir / "judge"
     pairs = packed_pairs(given.corpus, scratch / "packs", only)
-    pairs += framework_pairs(TREE / "fixtures" / "frameworks", only)
+    pairs += framework_pairs(given.corpus, only)
     if not pairs:
         raise CorpusError(f"--only {only} fits no pair of pairs.json and fixtures/frameworks", 2)
     return judge_all(pairs, Programs(given.bin, setting), scratch, given.jobs)

@@ -80,9 +80,13 @@ def packed_pairs(corpus: pathlib.Path, scratch: pathlib.Path, only: str) -> list
     return pairs
 
 
-def framework_pairs(frameworks: pathlib.Path, only: str) -> list[Pair]:
-    """Those of fixtures/frameworks/*/expected.json that fit."""
+def framework_pairs(corpus: pathlib.Path, only: str) -> list[Pair]:
+    """Those that fit of the folder that pairs.json names: fixtures/frameworks/*/expected.json."""
     pairs = []
+    frameworks = read_json(corpus / "pairs.json").get("frameworks")
+    if frameworks is None:
+        return []
+    frameworks = (corpus / frameworks).resolve()
     for listing in sorted(frameworks.glob("*/expected.json")):
         expected = read_json(listing)
         options = tuple(word for pair in expected["options"].items() for word in pair)
