@@ -22,7 +22,7 @@ Answer = dict[str, object]
 _NAME = re.compile(r"\b(?:[A-Za-z_]\w*(?:\.\w+)+|\d+(?:\.\w+)*\.[A-Za-z_]\w*)")
 # No part of a word: "tp2" and "fp32" are names.
 _NUMBER = re.compile(r"(?<!\w)(?<!\w\.)[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?(?!\w)")
-_DIGEST = re.compile(r"(?<![.\w])[0-9a-f]{16,64}\b")
+_DIGEST = re.compile(r"\b[0-9a-f]{16,64}\b")
 # "PLACE: CAUSE; the same for 3 of 15 (NAMES); forward right"
 _CAUSE = re.compile(
     r"(?:(?P<at>[^:]*): )?(?P<cause>.*?)(?:; the same for .*?)?(?:; forward (?P<forward>\w+))?"
