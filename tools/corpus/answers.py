@@ -201,9 +201,8 @@ class AnswerFile:
         repeated.
         """
         main = settings[0]
-        changed = sorted(
-            key for key in self.answers.keys() | main.keys() if self.answers.get(key) != main.get(key)
-        )
+        keys = sorted(self.answers.keys() | main.keys())
+        changed = [key for key in keys if self.answers.get(key) != main.get(key)]
         if self.answers and changed and not because:
             raise CorpusError(
                 f"{self.path} has answers already, and {len(changed)} of them change "
