@@ -25,7 +25,8 @@ OWN = Finding(0, "ids", "what", "cause", [0, 1], samples=4)
     [
         ("t.py --batch-size 4", "t.py --batch-size 8"),
         ("t.py --batch_size=4 --lr 1", "t.py --batch_size=8 --lr 1"),
-        ("t.py --micro-batch-size 2", "t.py --micro-batch-size 4"),
+        ("t.py --micro-batch-size 4", "t.py --micro-batch-size 8"),
+        ("t.py --micro-batch-size 2", None),  # 2 is not what a process draws
         ("t.py --eval-batch 9 --batch 4", "t.py --eval-batch 9 --batch 8"),
         ("t.py --bs 4 --batch 4", "t.py --bs 4 --batch 8"),
         ("-m own.t -b 4", "-m own.t -b 8"),

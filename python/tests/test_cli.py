@@ -119,6 +119,30 @@ def test_both_programs_know_the_same_variables_that_are_no_options() -> None:
     assert set(re.findall(r"ISOSHARD_\w+", listed)) == _environment.OTHERS
 
 
+# ---- command lines
+
+
+@pytest.mark.usefixtures("judge_program")
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (TORCHRUN[1:], "must stand after --"),
+        (["--reprot", "r.html", *TORCHRUN], "did you mean --report?"),
+        (["--reprot=r.html", *TORCHRUN], "did you mean --report?"),
+        ([*TORCHRUN[:-1], "missing.py"], "missing.py"),
+    ],
+)
+def test_a_wrong_command_line_is_refused_before_any_run(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    hint: str,
+) -> None:
+    monkeypatch.setattr(_fork, "start", lambda *args: pytest.fail("a run was started"))
+    assert cli.main(["judge", *words]) == 2
+    assert hint in capsys.readouterr().err
+
+
 # ---- reports
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import sysconfig
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ def why_failed(failure: Failure, options: JudgeOptions) -> str:
     tail = f"The last lines of {_whose(failure)} were:\n{_tail(failure)}"
     if failure.has_bundle:
         return (
-            f"The command must end well, got exit codes {list(codes)} after the steps were "
+            f"The command must end well, got exit codes {_in_words(codes)} after the steps were "
             "recorded. Let the script run to its end without an error, or judge it without "
             f"--run-to-end. {tail}"
         )
@@ -61,14 +62,14 @@ def why_failed(failure: Failure, options: JudgeOptions) -> str:
     if not failure.is_reference:
         return (
             f"The command must end well after {options.steps} recorded steps, got exit codes "
-            f"{list(codes)} and no bundle. {tail}"
+            f"{_in_words(codes)} and no recorded run. {tail}"
         )
     if options.reference_command is not None:
         what = "The reference command must record a run"
     else:
         what = "The script must run in one process, too, to make the reference"
     return (
-        f"{what}, got exit code {codes[0]}. If it cannot, give --reference-command 'COMMAND' "
+        f"{what}, got exit code {_in_words(codes[:1])[1:-1]}. If it cannot, give --reference-command 'COMMAND' "
         f"(fewer ranks, other arguments) or --reference BUNDLE. {tail}"
     )
 
@@ -85,6 +86,12 @@ def _whose(failure: Failure) -> str:
     if failure.codes is None or len(failure.codes) < 2 or not any(failure.codes):
         return "its output"
     return f"rank {_failed_rank(failure)}, the first to fail,"
+
+
+def _in_words(codes: Sequence[int]) -> str:
+    """Exit codes; a process that a signal ended has the signal's name: [1, SIGKILL]."""
+    names = {number.value: number.name for number in signal.Signals}
+    return f"[{', '.join(names.get(-code, str(code)) for code in codes)}]"
 
 
 def _tail(failure: Failure) -> str:

@@ -80,7 +80,10 @@ def judge(options: JudgeOptions) -> int:
     try:
         driver = _Driver(options, folder.resolve(), seconds)
         if options.report is not None:
-            _prepare_report(options.report)  # after all that is refused
+            _check_report(options.report)
+        driver.require_script()
+        if options.report is not None:
+            _set_aside(options.report)  # after all that is refused
         return driver.run()
     finally:
         if keep is None:
@@ -112,12 +115,8 @@ def _check(options: JudgeOptions) -> None:
         _check_options_file(options.options_file)
 
 
-def _prepare_report(path: Path) -> None:
-    """Proves before any run that the report can be written, and sets aside an earlier one.
-
-    The earlier one is called NAME.old, as isoshard-judge does, which removes it in the end. So
-    nobody takes it for the report of a run that fails.
-    """
+def _check_report(path: Path) -> None:
+    """Proves before any run that the report can be written."""
     if path.suffix not in _REPORT_ENDINGS:
         raise UsageError(
             f"--report must end in one of {', '.join(_REPORT_ENDINGS)}, got {path.name}. Name "
@@ -126,6 +125,13 @@ def _prepare_report(path: Path) -> None:
     if path.exists() and not path.is_file():
         raise UsageError(f"--report must be a file, got the folder {path}. Name a file in it.")
     _require_writable(path.parent, "--report")
+
+
+def _set_aside(path: Path) -> None:
+    """Calls an earlier report NAME.old, so that nobody takes it for that of a run that fails.
+
+    isoshard-judge does so, too, and removes it in the end.
+    """
     if path.exists():
         path.replace(path.with_name(path.name + ".old"))
 
@@ -192,6 +198,16 @@ class _Driver:
                     f"--reference must be another folder than the judged run's, got "
                     f"{options.reference}. Give another --output-dir."
                 )
+
+    def require_script(self) -> None:
+        """Raises where a launcher that is known would start a script that does not exist."""
+        at = _launch.script_at(self.options.command)
+        if self.launch is None or at is None or Path(self.options.command[at]).exists():
+            return
+        raise UsageError(
+            f"The command must name a script that exists, got {self.options.command[at]}, which "
+            f"is not in {Path.cwd()}."
+        )
 
     def run(self) -> int:
         options = self.options

@@ -8,6 +8,7 @@ import contextlib
 import difflib
 import json
 import os
+import shlex
 import signal
 import sys
 import tempfile
@@ -15,7 +16,7 @@ import threading
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from . import _environment, _program
 from ._judge import JudgeOptions, judge
@@ -135,11 +136,36 @@ def _run(words: list[str]) -> int:
     if "--" in words:
         at = words.index("--")
         words, command = words[:at], words[at + 1 :]
-    options = _parser(words).parse_args(words)
+    parser = _parser(words)
+    options, unknown = parser.parse_known_args(words)
+    if unknown:
+        _refuse(unknown, options.subcommand, command)
     if options.subcommand == "preflight":
         return _preflight(options)
     with _signals_raise():
         return judge(_judge_options(options, command))
+
+
+def _refuse(unknown: list[str], subcommand: str, command: list[str]) -> NoReturn:
+    """Says what is wrong with words that no option takes."""
+    first = unknown[0]
+    if subcommand == "judge" and not command and not first.startswith("-"):
+        raise UsageError(
+            f"The command must stand after --, got {first} without it. Write: isoshard judge -- "
+            f"{shlex.join(unknown)}"
+        )
+    name = first.partition("=")[0]
+    known = [word for word in _options_of(subcommand) if word.startswith("--")]
+    near = difflib.get_close_matches(name, known, 1) if name.startswith("-") else []
+    hint = f"did you mean {near[0]}?" if near else f"see isoshard {subcommand} --help."
+    raise UsageError(f"{subcommand} has no option or argument {first}; {hint}")
+
+
+def _options_of(subcommand: str) -> list[str]:
+    for action in _parser([subcommand])._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            return list(action.choices[subcommand]._option_string_actions)
+    return []
 
 
 def _require_command(name: str) -> None:
