@@ -122,8 +122,13 @@ const Starter* starter_of_this_process() {
 void note_launcher(int num_processes) {
   const Starter* const starter = starter_of_this_process();
   if (starter == nullptr) return;
+  const std::string number = std::to_string(num_processes);
+  // torchrun takes the number of one host
+  const char* const on_this_host = std::getenv("LOCAL_WORLD_SIZE");
+  if (starter->words.front() == "torchrun" && (on_this_host == nullptr || number != on_this_host))
+    return;
   std::vector<std::string> words = starter->words;
-  words.push_back(std::to_string(num_processes));
+  words.push_back(number);
   set_launcher_words(std::move(words));
 }
 
