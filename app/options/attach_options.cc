@@ -107,7 +107,9 @@ struct Starter {
 const Starter* starter_of_this_process() {
   // The innermost launcher counts: mpirun starts its own processes within a step of srun.
   static const std::vector<Starter> starters = {
-      {"torchrun", "TORCHELASTIC_RUN_ID", "WORLD_SIZE",
+      {"torchrun",
+       "TORCHELASTIC_RUN_ID",
+       "WORLD_SIZE",
        {"torchrun", "--no-python", "--nproc-per-node"}},
       {"mpirun or srun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", {"mpirun", "-n"}},
       {"mpirun or srun", "PMI_SIZE", "PMI_SIZE", {"mpirun", "-n"}},
