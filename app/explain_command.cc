@@ -74,7 +74,7 @@ void print_expected(const Fault& fault) {
   }
   print("  first: {}{}; likely cause: {}\n\n", name_of(fault.expected->stage),
         fault.expected->name.empty() ? "" : " at " + fault.expected->name,
-        make_cause(fault.expected->cause.id, fault.expected->cause.values).text);
+        in_words(fault.expected->cause));
 }
 
 void print_fault(const Fault& fault) {

@@ -107,7 +107,9 @@ struct Starter {
 const Starter* starter_of_this_process() {
   // The innermost launcher counts: mpirun starts its own processes within a step of srun.
   static const std::vector<Starter> starters = {
-      {"torchrun", "TORCHELASTIC_RUN_ID", "WORLD_SIZE",
+      {"torchrun",
+       "TORCHELASTIC_RUN_ID",
+       "WORLD_SIZE",
        {"torchrun", "--no-python", "--nproc-per-node"}},
       {"mpirun or srun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", {"mpirun", "-n"}},
       {"mpirun or srun", "PMI_SIZE", "PMI_SIZE", {"mpirun", "-n"}},
@@ -122,8 +124,13 @@ const Starter* starter_of_this_process() {
 void note_launcher(int num_processes) {
   const Starter* const starter = starter_of_this_process();
   if (starter == nullptr) return;
+  const std::string number = std::to_string(num_processes);
+  // torchrun takes the number of one host
+  const char* const on_this_host = std::getenv("LOCAL_WORLD_SIZE");
+  if (starter->words.front() == "torchrun" && (on_this_host == nullptr || number != on_this_host))
+    return;
   std::vector<std::string> words = starter->words;
-  words.push_back(std::to_string(num_processes));
+  words.push_back(number);
   set_launcher_words(std::move(words));
 }
 

@@ -9,8 +9,6 @@
 #include <algorithm>
 #include <boost/program_options/value_semantic.hpp>
 #include <optional>
-#include <string>
-#include <vector>
 
 #include "app/options/attach_options.h"
 #include "app/options/case_options.h"
@@ -341,9 +339,7 @@ TrainRequest train_request_of(const ParsedOptions& options) {
 
 std::string look_further(const TrainRequest& request, const Case& item, int steps) {
   const bool has_tp = has_tp_axis(item.subject);
-  std::vector<std::string> program = launcher_words();
-  program.push_back(started_as("isoshard"));
-  return fmt::format("{} verify --subjects {}{} --dp {} --steps {} {}", fmt::join(program, " "),
+  return fmt::format("{} verify --subjects {}{} --dp {} --steps {} {}", started_as("isoshard"),
                      item.subject, has_tp ? fmt::format(" --tp {}", item.degrees.tp) : "",
                      item.degrees.dp, steps, fmt::join(request.verify_flags, " "));
 }

@@ -64,10 +64,15 @@ std::string formatted(const CauseValue& value, std::string_view spec) {
     if (spec == plural.spec) return std::string(is_one(value) ? plural.one : plural.several);
   }
   const std::string format = fmt::format("{{:{}}}", spec);
+  const bool is_of_reals = !spec.empty() && std::string_view("efg").find(spec.back()) != spec.npos;
   return std::visit(
       [&](const auto& v) {
         using T = std::decay_t<decltype(v)>;
-        if constexpr (std::is_arithmetic_v<T> || std::is_same_v<T, std::string>) {
+        if constexpr (std::is_same_v<T, std::int64_t>) {
+          // fmt takes no precision for whole numbers
+          return is_of_reals ? fmt::format(fmt::runtime(format), static_cast<double>(v))
+                             : fmt::format(fmt::runtime(format), v);
+        } else if constexpr (std::is_arithmetic_v<T> || std::is_same_v<T, std::string>) {
           return fmt::format(fmt::runtime(format), v);
         } else {
           return fmt::format(fmt::runtime(format), fmt::join(v, ", "));
@@ -175,6 +180,14 @@ std::string mismatch(const ExpectedCause& expected, const Cause& cause, double r
                          formatted(wanted.value, ""), formatted(found->value, ""));
   }
   return {};
+}
+
+std::string in_words(const ExpectedCause& expected) {
+  std::vector<std::string> values;
+  for (const NamedValue& value : expected.values)
+    values.push_back(fmt::format("{} {}", value.name, formatted(value.value, "")));
+  return values.empty() ? std::string(name_of(expected.id))
+                        : fmt::format("{} ({})", name_of(expected.id), fmt::join(values, ", "));
 }
 
 Cause make_cause(CauseId id, NamedValues values) {

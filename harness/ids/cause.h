@@ -108,6 +108,9 @@ struct ExpectedCause {
 [[nodiscard]] std::string mismatch(const ExpectedCause& expected, const Cause& cause,
                                    double relative = 0.005);
 
+/// "rank_local_partial (axis tp, copies 3)".
+[[nodiscard]] std::string in_words(const ExpectedCause& expected);
+
 /// Fills the row's text. A placeholder `{name}` or `{name:spec}` is replaced by the value, which is
 /// formatted as fmt does it; several values are joined by ", ". The specs s, es, is, has and verb
 /// choose between one and several, by a number or by how many values there are: `{steps}

@@ -35,6 +35,11 @@ TEST(Causes, FillPlaceholdersByName) {
   EXPECT_EQ(cause.number("other"), std::nullopt);
 }
 
+TEST(Causes, TakeWholeNumbersWhereRealOnesAreFormatted) {
+  EXPECT_EQ(make_cause(CauseId::kScaleOfFormula, {{"formula", "tp"}, {"scale", 3}}).text,
+            "scale 3 = tp");
+}
+
 TEST(Causes, ChooseBetweenOneAndSeveral) {
   const auto zeros = [](std::int64_t count, std::vector<std::int64_t> rows) {
     return make_cause(CauseId::kZeros, {{"zeros", count},

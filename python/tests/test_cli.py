@@ -130,6 +130,7 @@ def test_both_programs_know_the_same_variables_that_are_no_options() -> None:
         (["--reprot", "r.html", *TORCHRUN], "did you mean --report?"),
         (["--reprot=r.html", *TORCHRUN], "did you mean --report?"),
         ([*TORCHRUN[:-1], "missing.py"], "missing.py"),
+        (["--mesh", "dp=2", *TORCHRUN[1:], "--steps", "3"], "judge --mesh dp=2 -- "),
     ],
 )
 def test_a_wrong_command_line_is_refused_before_any_run(
@@ -138,6 +139,7 @@ def test_a_wrong_command_line_is_refused_before_any_run(
     words: list[str],
     hint: str,
 ) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")  # ranks are forked where no GPU is seen
     monkeypatch.setattr(_fork, "start", lambda *args: pytest.fail("a run was started"))
     assert cli.main(["judge", *words]) == 2
     assert hint in capsys.readouterr().err

@@ -69,8 +69,9 @@ def why_failed(failure: Failure, options: JudgeOptions) -> str:
     else:
         what = "The script must run in one process, too, to make the reference"
     return (
-        f"{what}, got exit code {_in_words(codes[:1])[1:-1]}. If it cannot, give --reference-command 'COMMAND' "
-        f"(fewer ranks, other arguments) or --reference BUNDLE. {tail}"
+        f"{what}, got exit code {_in_words(codes[:1])[1:-1]}. If it cannot, give "
+        "--reference-command 'COMMAND' (fewer ranks, other arguments) or --reference BUNDLE. "
+        f"{tail}"
     )
 
 

@@ -201,12 +201,12 @@ class _Driver:
 
     def require_script(self) -> None:
         """Raises where a launcher that is known would start a script that does not exist."""
-        at = _launch.script_at(self.options.command)
-        if self.launch is None or at is None or Path(self.options.command[at]).exists():
+        launch = self.launch
+        if launch is None or launch.is_module or Path(launch.script).exists():
             return
         raise UsageError(
-            f"The command must name a script that exists, got {self.options.command[at]}, which "
-            f"is not in {Path.cwd()}."
+            f"The command must name a script that exists, got {launch.script}, which is not in "
+            f"{Path.cwd()}."
         )
 
     def run(self) -> int:

@@ -139,20 +139,23 @@ def _run(words: list[str]) -> int:
     parser = _parser(words)
     options, unknown = parser.parse_known_args(words)
     if unknown:
-        _refuse(unknown, options.subcommand, command)
+        _refuse(unknown, options.subcommand, words, command)
     if options.subcommand == "preflight":
         return _preflight(options)
     with _signals_raise():
         return judge(_judge_options(options, command))
 
 
-def _refuse(unknown: list[str], subcommand: str, command: list[str]) -> NoReturn:
+def _refuse(
+    unknown: list[str], subcommand: str, words: list[str], command: list[str]
+) -> NoReturn:
     """Says what is wrong with words that no option takes."""
     first = unknown[0]
     if subcommand == "judge" and not command and not first.startswith("-"):
+        at = words.index(first)
         raise UsageError(
-            f"The command must stand after --, got {first} without it. Write: isoshard judge -- "
-            f"{shlex.join(unknown)}"
+            f"The command must stand after --, got {first} without it. Write: isoshard "
+            f"{shlex.join(words[:at])} -- {shlex.join(words[at:])}"
         )
     name = first.partition("=")[0]
     known = [word for word in _options_of(subcommand) if word.startswith("--")]
