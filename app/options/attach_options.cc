@@ -95,7 +95,7 @@ void require_equal_arguments(AttachedJob& job, const std::vector<std::string>& a
                   job.rank(), job.size(), fmt::join(arguments, " ")));
 }
 
-/// What starts the processes of a job.
+/// A launcher that starts the processes of a job.
 struct Starter {
   const char* name;
   const char* its_own;             ///< a variable that this launcher alone sets

@@ -28,7 +28,7 @@ EQUAL, DIFFERS = 0, 1
 EXAMPLE = """examples
   python3 tools/corpus judge                    the stored runs, in less than a minute
   python3 tools/corpus run --output-dir out     whole runs; a second call goes on
-  python3 tools/corpus record judge --because "cause of split losses has its own words"
+  python3 tools/corpus record judge --because "split losses have a cause of their own"
 
 exit codes: 0 equal to the recorded answers, 1 differs, 2 wrong usage, 3 bad input file,
             4 a program broke down or was not built

@@ -96,7 +96,7 @@ def translated(answer: Answer, renamed: dict) -> Answer:
     """An answer in which a sentence that `renamed` has became an id.
 
     `renamed` maps a template to {"id": ID, "numbers": [NAME or null, ...]}: the names of its
-    numbers in their order, null for one that is no longer told. A text alone is an id.
+    numbers in their order, or null for a number that reports no longer have. A string is an id.
     """
     result = dict(answer)
     for field in ("finding", "cause", "rule", "reason"):
@@ -170,7 +170,7 @@ class AnswerFile:
 
     @staticmethod
     def read(path: pathlib.Path) -> AnswerFile:
-        """An empty one where there is no file."""
+        """Reads the file; without a file, the result has no answers."""
         if not path.exists():
             return AnswerFile(path)
         content = read_json(path)

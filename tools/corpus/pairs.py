@@ -57,7 +57,7 @@ def unpacked(pack: pathlib.Path, folder: pathlib.Path) -> pathlib.Path:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(archive.extractfile(member).read())
     except (tarfile.TarError, EOFError, OSError) as error:
-        raise CorpusError(f"{pack}: is no pack: {error}") from error
+        raise CorpusError(f"{pack}: must be a .tar.xz file of bundles, got: {error}") from error
     write_text(stamp, digest)
     return target
 

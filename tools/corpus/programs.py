@@ -42,7 +42,7 @@ class Programs:
         self, name: str, words: list[str], cwd: pathlib.Path
     ) -> subprocess.CompletedProcess[str]:
         """Errors   CorpusError if it does not end."""
-        # What a caller has set must not decide a verdict.
+        # The caller's variables must not decide a verdict.
         kept = {k: v for k, v in os.environ.items() if not k.startswith(("ISOSHARD_", "ATEN_"))}
         command = [str(self.path(name)), *words]
         try:

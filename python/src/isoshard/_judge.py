@@ -128,7 +128,7 @@ def _check_report(path: Path) -> None:
 
 
 def _set_aside(path: Path) -> None:
-    """Calls an earlier report NAME.old, so that nobody takes it for that of a run that fails.
+    """Renames an earlier report to NAME.old, so that nobody takes it for that of a failed run.
 
     isoshard-judge does so, too, and removes it in the end.
     """

@@ -122,7 +122,7 @@ void ControlEndpoint::wait_until(const std::function<bool()>& done, const bool& 
     pause(moves_data);
     // asked first: what those who left have sent before is taken then
     const RankSet asked_for = awaited == nullptr ? RankSet{} : *awaited;
-    const std::string gone = why_gone(asked_for, moves_data);
+    const std::string gone = awaited == nullptr ? "" : why_gone(asked_for, moves_data);
     poll();
     if (done()) return;
     if (idle_) idle_();
