@@ -82,12 +82,9 @@ void list_causes() {
 }
 
 int run_list(const ParsedOptions& options) {
-  const std::vector<std::pair<std::string, void (*)()>> lists = {{"subjects", list_subjects},
-                                                                 {"models", list_models},
-                                                                 {"cases", list_cases},
-                                                                 {"contracts", list_contracts},
-                                                                 {"faults", list_faults},
-                                                                 {"causes", list_causes}};
+  const std::vector<std::pair<std::string, void (*)()>> lists = {
+      {"subjects", list_subjects},   {"models", list_models}, {"cases", list_cases},
+      {"contracts", list_contracts}, {"faults", list_faults}, {"causes", list_causes}};
   std::vector<std::string> known;
   for (const auto& [name, function] : lists) known.push_back(name);
   if (!options.given("what"))

@@ -265,7 +265,6 @@ Cause cause_moved_slices(const Evidence& e) {
   values.emplace_back("ranks", ranks);
   if (!e.result.differing_axes.empty()) {
     const std::string axes = join_axes(e.result.differing_axes);
-    values.emplace_back("axes", axes);
     values.push_back(
         NamedValue::words("copies_differ", phrase(PhraseId::kCopiesDifferOver, {{"axes", axes}})));
   }

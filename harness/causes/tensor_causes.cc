@@ -150,6 +150,7 @@ Cause part_of_another(const Evidence& e) {
                     {NamedValue::words("fused", is_fused ? phrase(PhraseId::kFused) : ""),
                      NamedValue::words("where", e.coordinates_in_words(e.bad_ranks(), *axis)),
                      {"axis", name_of(*axis)},
+                     {"is_fused", is_fused},
                      {"coordinate", *source}});
 }
 
@@ -325,8 +326,6 @@ Cause cause_in_update(const Evidence& e) {
     const std::string axes = join_axes(e.result.differing_axes);
     before = phrase(PhraseId::kCopiesDifferBefore, {{"axes", axes}}) + before;
     more = {
-        {"axes", axes},
-        {"ranks", e.bad_ranks()},
         NamedValue::words("on_ranks", phrase(PhraseId::kOnTheRanks, {{"ranks", e.bad_ranks()}}))};
   }
   more.push_back(NamedValue::words("before", before));
@@ -363,10 +362,11 @@ Cause cause_in_rows(const Evidence& e) {
       std::ranges::count_if(missing, [&](std::int64_t id) { return ids->values.contains(id); });
   if (lost == std::ssize(missing))
     return make_cause(CauseId::kSamplesMissing,
-                      {{"rows", lost}, {"ids", ids->values.size()}, {"record", ids->name}});
+                      {{"num_rows", lost}, {"num_ids", ids->values.size()}, {"record", ids->name}});
   // Not every id need have a gradient: the last token of a sequence predicts nothing.
   if (2 * rows.size() >= ids->values.size())
-    return make_cause(CauseId::kInputSideOnly, {{"record", ids->name}, {"rows", missing.size()}});
+    return make_cause(CauseId::kInputSideOnly,
+                      {{"record", ids->name}, {"num_rows", missing.size()}});
   return {};
 }
 

@@ -348,7 +348,7 @@ Cause cause_in_rotation(const Evidence& e) {
   const double off = wrapped(seen[0][0] - first * right[0]) / right[0];
   if (const double shift = std::round(off); shift != 0 && std::fabs(off - shift) < 0.05) {
     if (explains_all([&](double token, std::size_t i) { return (token + shift) * right[i]; }))
-      return make_cause(CauseId::kPositionsOff, {{"positions", shift}, e.on_bad_ranks()});
+      return make_cause(CauseId::kPositionsOff, {{"shift", shift}, e.on_bad_ranks()});
   }
   // so small that the last token's angle is off by less than half a turn
   const double last = first + static_cast<double>(seen.size() - 1);
@@ -398,7 +398,7 @@ Cause cause_in_targets(const Evidence& e) {
              is_near(seen.flat()[i], (sums.all[first + i] - sums.ends[first + i]) / count, 1e-4);
     }
     if (!fits || seen.flat().empty() || ends.empty()) continue;
-    return make_cause(CauseId::kLastTargetsMissing, {{"tokens", ends}});
+    return make_cause(CauseId::kLastTargetsMissing, {{"positions", ends}});
   }
   return {};
 }

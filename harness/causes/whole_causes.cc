@@ -146,15 +146,13 @@ Cause cause_rank_local(const Evidence& e) {
     Values sum = Values::zeros(bad->expected.shape());
     for (const View* copy : copies) sum = sum + copy->actual;
     if (e.explains(sum, bad->expected, error)) {
-      return make_cause(
-          CauseId::kRankLocalPartial,
-          {{"axis", name_of(axis.axis)}, holders, {"copies", copies.size()}});
+      return make_cause(CauseId::kRankLocalPartial,
+                        {{"axis", name_of(axis.axis)}, holders, {"copies", copies.size()}});
     }
     for (const View* copy : copies) error = std::max(error, distance(copy->actual, copy->expected));
     if (e.explains(best_combination(copies), bad->expected, error)) {
-      return make_cause(
-          CauseId::kRankLocal,
-          {{"axis", name_of(axis.axis)}, holders, {"copies", copies.size()}});
+      return make_cause(CauseId::kRankLocal,
+                        {{"axis", name_of(axis.axis)}, holders, {"copies", copies.size()}});
     }
   }
   return {};
@@ -175,10 +173,9 @@ Cause cause_mean_of_shards(const Evidence& e) {
       sum = sum + view->expected;
     }
     if (fits && e.explains(sum / axis.degree, bad->actual, error)) {
-      return make_cause(CauseId::kMeanOfShards,
-                        {{"shards", axis.degree},
-                         {"axis", name_of(axis.axis)},
-                         {"best_fit", e.result.comparison.stats.scale()}});
+      return make_cause(CauseId::kMeanOfShards, {{"shards", axis.degree},
+                                                 {"axis", name_of(axis.axis)},
+                                                 {"best_fit", e.result.comparison.stats.scale()}});
     }
   }
   return {};
@@ -192,9 +189,13 @@ Cause cause_scale(const Evidence& e) {
     if (ranks.size() < e.held.size())
       more.push_back(
           NamedValue::words("on_ranks", phrase(PhraseId::kOnTheRanks, {{"ranks", ranks}})));
-    // only a factor that no number of the run explains has a place for it
-    more.push_back(NamedValue::words(
-        "hint", factor_of_dropout(e, *factor) + factor_of_scores(e, *factor)));
+    Cause cause = e.scale_cause(*factor, more);
+    // where no number of the run explains the factor, others may
+    const bool is_bare = cause.id == CauseId::kScale || cause.id == CauseId::kScaleNearOne;
+    const std::string hint =
+        is_bare ? factor_of_dropout(e, *factor) + factor_of_scores(e, *factor) : "";
+    if (hint.empty()) return cause;
+    more.push_back(NamedValue::words("hint", hint));
     return e.scale_cause(*factor, std::move(more));
   }
   const Held* h = e.held_by(ranks.front());

@@ -37,6 +37,8 @@ constexpr std::string_view kPhrases[] = {
 #undef ISOSHARD_PHRASE
 };
 
+constexpr std::size_t kMostListed = 64;
+
 struct Plural {
   std::string_view spec, one, several;
 };
@@ -117,6 +119,27 @@ std::vector<double> numbers_of(const CauseValue& value) {
       value);
 }
 
+/// Cuts lists of more than kMostListed to that many, and says how many there were.
+void cap_lists(NamedValues& values) {
+  NamedValues counts;
+  for (NamedValue& value : values) {
+    std::visit(
+        [&](auto& v) {
+          using T = std::decay_t<decltype(v)>;
+          if constexpr (!std::is_arithmetic_v<T> && !std::is_same_v<T, std::string>) {
+            if (v.size() <= kMostListed) return;
+            counts.emplace_back(fmt::format("num_{}", value.name), v.size());
+            v.resize(kMostListed);
+          }
+        },
+        value.value);
+  }
+  for (NamedValue& count : counts) {
+    if (std::ranges::find(values, count.name, &NamedValue::name) == values.end())
+      values.push_back(std::move(count));
+  }
+}
+
 bool fits(const CauseValue& expected, const CauseValue& seen, double relative) {
   const std::vector<double> wanted = numbers_of(expected), got = numbers_of(seen);
   if (wanted.empty()) return expected == seen;
@@ -192,6 +215,7 @@ std::string in_words(const ExpectedCause& expected) {
 
 Cause make_cause(CauseId id, NamedValues values) {
   std::string text = filled(template_of(id), values);
+  cap_lists(values);
   return {id, std::move(values), std::move(text)};
 }
 

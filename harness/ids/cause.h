@@ -115,7 +115,8 @@ struct ExpectedCause {
 /// formatted as fmt does it; several values are joined by ", ". The specs s, es, is, has and verb
 /// choose between one and several, by a number or by how many values there are: `{steps}
 /// step{steps:s}`, `{rows:is} wrong`, `{ranks} hold{ranks:verb}`. A placeholder whose value is not
-/// given is left out.
+/// given is left out. A list of more than 64 values is cut to the first 64 after the text is made,
+/// and "num_<name>" says how many there were.
 [[nodiscard]] Cause make_cause(CauseId id, NamedValues values = {});
 [[nodiscard]] std::string phrase(PhraseId id, const NamedValues& values = {});
 

@@ -20,9 +20,9 @@ TEST(Causes, HaveUniqueNamesThatParseBack) {
     const std::string name(name_of(id));
     EXPECT_TRUE(names.insert(name).second) << name;
     EXPECT_EQ(parse_cause_id(name), id) << name;
-    EXPECT_TRUE(std::ranges::all_of(
-        name, [](char c) { return c == '_' || (c >= 'a' && c <= 'z'); }))
-        << name;
+    EXPECT_TRUE(std::ranges::all_of(name, [](char c) {
+      return c == '_' || (c >= 'a' && c <= 'z');
+    })) << name;
   }
   EXPECT_THROW((void)parse_cause_id("scael"), UsageError);
 }

@@ -75,10 +75,9 @@ Finding finding_of(const PooledComparison& p, std::size_t outside, std::size_t j
       "reference; {} of {} pools of this step and kind are outside, no tensor by its own error",
       p.tensors == 1 ? "one tensor" : fmt::format("{} tensors together", p.tensors), p.scale,
       words_of(p.allowed_scale), p.shift, words_of(p.allowed_shift), p.runs, outside, judged);
-  finding.cause = is_scale ? make_cause(CauseId::kPoolMultiplied,
-                                        {{"pool", p.name}, {"scale", p.scale}})
-                           : make_cause(CauseId::kPoolShifted,
-                                        {{"pool", p.name}, {"shift", p.shift}});
+  finding.cause = is_scale
+                      ? make_cause(CauseId::kPoolMultiplied, {{"pool", p.name}, {"scale", p.scale}})
+                      : make_cause(CauseId::kPoolShifted, {{"pool", p.name}, {"shift", p.shift}});
   finding.diagnosis = finding.cause.text;
   return finding;
 }

@@ -116,7 +116,7 @@ struct Finding {
   Stage stage = Stage::kForward;
   std::string what;      ///< "forward at model.embed_tokens: copies differ over tp"
   std::string evidence;  ///< numbers: error against allowed, first bad index with both values
-  Cause cause;  ///< the likely one; none if no pattern fits
+  Cause cause;           ///< the likely one; none if no pattern fits
   /// The cause in words, with its tensor and what is around it; empty if no pattern fits.
   std::string diagnosis;
   std::vector<int> ranks;  ///< where it shows; the first one is the first rank to diverge

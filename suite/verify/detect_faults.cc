@@ -115,9 +115,8 @@ std::optional<ReportCase> judged_as_row(FaultJudge& judge, const Fault& fault, c
       const Finding& first = verdict.findings.front();
       row.place = is_place(*fault.expected, first);
       constexpr double kNoise = 0.06;  // in another dtype numbers have other noise
-      row.cause = is_smallest
-                      ? mismatch(fault.expected->cause, first.cause).empty()
-                      : mismatch(fault.expected->cause, first.cause, kNoise).empty();
+      row.cause = is_smallest ? mismatch(fault.expected->cause, first.cause).empty()
+                              : mismatch(fault.expected->cause, first.cause, kNoise).empty();
     }
     if (!row.alarm || !row.place || !row.cause) detection.problem = missed(fault, verdict);
     if (!row.alarm && detection.problem.empty())

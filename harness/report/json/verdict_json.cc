@@ -139,9 +139,8 @@ json verdict_json(const Verdict& verdict) {
   // In the order of execution: a recorder may see the loss when backward is over.
   std::vector<const TensorComparison*> in_order;
   for (const TensorComparison& t : verdict.tensors) in_order.push_back(&t);
-  std::ranges::stable_sort(in_order, {}, [](const TensorComparison* t) {
-    return std::pair(t->key.step, t->stage);
-  });
+  std::ranges::stable_sort(
+      in_order, {}, [](const TensorComparison* t) { return std::pair(t->key.step, t->stage); });
   for (const TensorComparison* t : in_order) tensors.push_back(tensor_json(*t));
   json findings = json::array();
   for (const Finding& f : verdict.findings) findings.push_back(finding_json(f));
