@@ -22,6 +22,7 @@ from answers import (
 from programs import NOT_RUN, Programs
 
 STUDY_COUNT = 400
+PART_LIMIT_S = 3600  # of one part; the study is the longest
 STUDY_COLUMNS = ["fired", "visible", "exact", "within", "exact_place", "within_place"]
 
 
@@ -104,6 +105,7 @@ def answers_of_tests(part: str, results: pathlib.Path) -> dict[str, Answer]:
 
 def run_part(part: str, words: list[str], programs: Programs, folder: pathlib.Path) -> None:
     """Runs one part and writes its answers to `folder`/answers.json."""
+    programs = dataclasses.replace(programs, timeout_s=PART_LIMIT_S)
     if part == "cases":
         results = folder / "tests.json"
         tests = dataclasses.replace(programs, folder=programs.folder.parent / "tests")
