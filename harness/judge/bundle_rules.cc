@@ -16,7 +16,6 @@
 
 #include "core/base/error.h"
 #include "harness/stats/stats.h"
-#include "harness/trace/clipped.h"
 #include "harness/trace/collective_calls.h"
 #include "harness/trace/judge_policy.h"
 #include "harness/trace/parts.h"
@@ -76,7 +75,7 @@ void require_zero_padding(const RankTrace& rank, const Record& record, const fs:
 using Group = std::tuple<int, RecordKind, int, bool>;
 
 Group group_of(const RecordKey& key) {
-  return {key.step, key.kind, key.call, final_gradient_of(key).has_value()};
+  return {key.step, key.kind, key.call, role_of(key) == NameRole::kMicroBatch};
 }
 
 /// A part of a tensor, wherever it stands.
@@ -93,7 +92,8 @@ class Holders {
     for (const RankTrace& rank : trace.ranks) {
       for (const Record& record : rank.records) {
         // each is one rank's own, and held to that rank's other records
-        if (is_collectives(record.key) || is_own_repetition(record.key)) continue;
+        if (role_of(record.key) == NameRole::kCollectives || is_own_repetition(record.key))
+          continue;
         const std::int64_t held = held_elements(record);
         elements_[record.key][rank.rank] = held;
         held_[group_of(record.key)][rank.rank] += held;

@@ -25,9 +25,9 @@
 #include "harness/judge/records/own_word.h"
 #include "harness/judge/replay.h"
 #include "harness/judge/saved_run.h"
-#include "harness/trace/clipped.h"
 #include "harness/trace/collective_calls.h"
 #include "harness/trace/numbers.h"
+#include "harness/trace/run_view.h"
 #include "harness/verdict/verdict.h"
 
 namespace isoshard {
@@ -44,12 +44,11 @@ std::optional<double> own_scale(const SavedRun& trusted, const Reference& refere
                                 RecordKind kind) {
   std::optional<double> scale;
   for (const Record& record : reference.trace().ranks.at(0).records) {
-    if (record.key.kind != kind || final_gradient_of(record.key).has_value()) continue;
-    const RecordKey loss_scale{record.key.step, RecordKind::kScalar, "loss_scale", 0};
-    const bool is_scaled =
-        kind == RecordKind::kActivationGrad && reference.find(loss_scale) != nullptr;
-    const double own =
-        record.grad_scale / (is_scaled ? number_of(reference.tensor(loss_scale)) : 1.0);
+    if (record.key.kind != kind || role_of(record.key) == NameRole::kMicroBatch) continue;
+    const double loss_scale = kind == RecordKind::kActivationGrad
+                                  ? RunView(reference).loss_scale(record.key.step).value_or(1)
+                                  : 1;
+    const double own = record.grad_scale / loss_scale;
     if (scale.has_value() && *scale != own)
       trusted.refuse(
           fmt::format("the records of kind {} must have one gradient scale, got {} and "
@@ -254,7 +253,7 @@ void hold_to_calls(const SavedRun& trusted, const Trace& judged, JudgePolicy& po
   if (found != tables.end()) {
     // Runs of this program record what later forward passes read; of others nobody said so.
     if (!trusted.bundle.producer.starts_with("isoshard "))
-      policy.not_recorded.emplace_back("param/*.read");
+      policy.not_recorded.push_back("param/" + to_string(RecordName{"*", NameRole::kReadAgain}));
     policy.collectives = table_of(*found);
   } else if (!tables.empty() && judged.mesh.world_size() > 1) {
     std::vector<std::string> there;

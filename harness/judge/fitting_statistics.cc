@@ -11,10 +11,10 @@
 #include <set>
 #include <vector>
 
-#include "harness/trace/clipped.h"
 #include "harness/trace/parts.h"
 #include "harness/trace/record_writer.h"
 #include "harness/trace/sampled.h"
+#include "harness/trace/wanted_record.h"
 
 namespace isoshard {
 namespace {

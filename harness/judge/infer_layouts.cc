@@ -12,8 +12,8 @@
 #include <vector>
 
 #include "core/base/error.h"
-#include "harness/trace/clipped.h"
 #include "harness/trace/parts.h"
+#include "harness/trace/wanted_record.h"
 
 namespace isoshard {
 namespace {
@@ -246,11 +246,10 @@ class Inference {
 std::optional<Record> likeness_of(const Reference& reference, const RecordKey& key,
                                   const JudgePolicy& policy) {
   if (const auto wanted = wanted_of(reference, key, policy)) return wanted->record;
-  const auto parameter = parameter_read(key);
-  if (!parameter.has_value() || key.step < 1) return std::nullopt;
+  if (role_of(key) != NameRole::kReadAgain || key.step < 1) return std::nullopt;
   const int before = key.step - 1;
   const Record* const found =
-      reference.find({before, RecordKind::kParam, *parameter, before == 0 ? 1 : 0});
+      reference.find({before, RecordKind::kParam, base_of(key).name, before == 0 ? 1 : 0});
   return found == nullptr ? std::nullopt : std::optional(*found);
 }
 

@@ -22,11 +22,11 @@
 #include "harness/judge/steps/nonfinite.h"
 #include "harness/judge/steps/skipped_steps.h"
 #include "harness/judge/steps/unseen_errors.h"
-#include "harness/trace/clipped.h"
 #include "harness/trace/collective_calls.h"
 #include "harness/trace/numbers.h"
+#include "harness/trace/run_view.h"
 #include "harness/trace/stage.h"
-#include "harness/trace/steps/skipped.h"
+#include "harness/trace/wanted_record.h"
 #include "harness/verdict/judged_share.h"
 #include "harness/verdict/neighbours.h"
 #include "harness/verdict/parts/dtypes.h"
@@ -70,7 +70,7 @@ class Judge {
     index_records();
     find_parting();
     for (const Record& wanted : reference_.trace().ranks[0].records) {
-      if (is_own_repetition(wanted.key) || is_collectives(wanted.key)) continue;
+      if (is_own_repetition(wanted.key) || role_of(wanted.key) == NameRole::kCollectives) continue;
       if (optional_.may_be_left_out(wanted.key) && !held_.contains(wanted.key)) {
         verdict_.not_recorded.push_back(describe(wanted.key));
         if (optional_.has_between_micro_batches()) left_out_.add(wanted.key);
@@ -79,9 +79,9 @@ class Judge {
       }
     }
     for (const auto& [key, held] : held_) {
-      if (is_own_repetition(key) || is_collectives(key)) continue;
+      if (is_own_repetition(key) || role_of(key) == NameRole::kCollectives) continue;
       if (parting_.has_value() && follows_parting(key, *parting_)) continue;
-      if (first_draw_of(key).has_value()) judge_recomputed(key);
+      if (role_of(key) == NameRole::kRecomputed) judge_recomputed(key);
       if (reference_.find(key) != nullptr) continue;
       if (const auto wanted = wanted_of(reference_, key, options_); wanted.has_value()) {
         judge_or_tell(*wanted, held);
@@ -137,10 +137,9 @@ class Judge {
 
   /// Where the reference's own norm is not finite, nothing says what clipping must give.
   bool is_clipped_by_no_number(const RecordKey& key) const {
-    const std::optional<RecordKey> gradient = unclipped_of(key);
-    const RecordKey norm{key.step, RecordKind::kScalar, "grad_norm", 0};
-    return gradient.has_value() && reference_.find(*gradient) != nullptr &&
-           reference_.find(norm) != nullptr && !std::isfinite(number_of(reference_.tensor(norm)));
+    if (role_of(key) != NameRole::kClipped || reference_.find(base_of(key)) == nullptr)
+      return false;
+    return !std::isfinite(RunView(reference_).grad_norm(key.step).value_or(0));
   }
 
   void add_coverage_finding(const RecordKey& key, std::int64_t order, std::string problem,
@@ -169,7 +168,8 @@ class Judge {
   /// Summands of which the reference does not say what they add up to are no findings.
   void judge_or_tell(const WantedRecord& wanted, const std::vector<Held>& held) {
     const RecordKey& key = wanted.record.key;
-    const bool is_summand = key.kind == RecordKind::kActivation && sum_of(key).has_value();
+    const bool is_summand =
+        key.kind == RecordKind::kActivation && role_of(key) == NameRole::kSummand;
     if (is_summand &&
         (!is_partial(held.front().record->layout) || !detail::has_known_sum(reference_, key))) {
       summands_.add(key);
@@ -318,8 +318,8 @@ class Judge {
   bool is_of_skipped_step(const RecordKey& key) const {
     const bool is_gradient =
         key.kind == RecordKind::kActivationGrad || key.kind == RecordKind::kGrad;
-    if (!is_gradient && (key.kind != RecordKind::kScalar || key.name != "grad_norm")) return false;
-    return key.step == parting_ || is_skipped_step(reference_, key.step);
+    if (!is_gradient && role_of(key) != NameRole::kGradNorm) return false;
+    return key.step == parting_ || RunView(reference_).is_skipped(key.step);
   }
 
   static bool has_nonfinite(const Stats& stats) {

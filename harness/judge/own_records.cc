@@ -19,8 +19,8 @@
 #include "harness/trace/collective_calls.h"
 #include "harness/trace/numbers.h"
 #include "harness/trace/parts.h"
+#include "harness/trace/run_view.h"
 #include "harness/trace/stage.h"
-#include "harness/trace/steps/skipped.h"
 
 namespace isoshard {
 namespace {
@@ -60,12 +60,13 @@ class OwnJudge {
       for (const Record& record : run_.ranks[r].records) {
         if (!is_own_repetition(record.key)) continue;
         ++result_.repetitions;
-        if (!is_read_again(record.key)) recomputed_[record.key.step].insert(record.key);
+        if (role_of(record.key) != NameRole::kReadAgain)
+          recomputed_[record.key.step].insert(record.key);
         if (!repeats(record, indices_[r])) wrong[record.key].push_back(run_.ranks[r].rank);
       }
     }
     for (auto& [key, ranks] : wrong) {
-      const bool is_read = is_read_again(key);
+      const bool is_read = role_of(key) == NameRole::kReadAgain;
       add(key,
           is_read ? "is not the parameter after the step before"
                   : "is not what forward had the first time",
@@ -88,7 +89,7 @@ class OwnJudge {
   static std::int64_t count_recomputed(const std::map<RecordKey, std::vector<int>>& wrong,
                                        int step) {
     return std::ranges::count_if(wrong, [step](const auto& entry) {
-      return entry.first.step == step && !is_read_again(entry.first);
+      return entry.first.step == step && role_of(entry.first) != NameRole::kReadAgain;
     });
   }
 
@@ -101,10 +102,12 @@ class OwnJudge {
         const RecordKey& key = record.key;
         if (key.kind == RecordKind::kGrad) steps.insert(key.step);
         if (record.parts.empty()) continue;
-        if (is_read_again(key))
+        if (role_of(key) == NameRole::kReadAgain)
           read[key].insert(rank.rank);
         else if (key.kind == RecordKind::kParam)
-          expected[{key.step + 1, RecordKind::kParam, read_name(key.name), 0}].insert(rank.rank);
+          expected[{key.step + 1, RecordKind::kParam,
+                    to_string(RecordName{key.name, NameRole::kReadAgain}), 0}]
+              .insert(rank.rank);
       }
     }
     for (const auto& [key, ranks] : expected) {
@@ -134,12 +137,12 @@ class OwnJudge {
   }
 
   bool repeats(const Record& record, const Index& own) {
-    if (const std::optional<RecordKey> first = first_draw_of(record.key); first.has_value()) {
-      const auto found = own.find(*first);
+    if (role_of(record.key) == NameRole::kRecomputed) {
+      const auto found = own.find(base_of(record.key));
       return found != own.end() && found->second->dtype == record.dtype &&
              digests_of(*found->second) == digests_of(record);
     }
-    const Digests& stepped = after_step(record.key.step - 1, *parameter_read(record.key));
+    const Digests& stepped = after_step(record.key.step - 1, base_of(record.key).name);
     const Digests read = digests_of(record);
     return std::ranges::all_of(read, [&](const auto& entry) {
       const auto found = stepped.find(entry.first);
@@ -156,7 +159,7 @@ class OwnJudge {
 
   /// Whether the ranks read what the parameter was one step earlier.
   void diagnose_read(Finding& finding) {
-    const std::string parameter = *parameter_read(finding.key);
+    const std::string parameter = base_of(finding.key).name;
     const Digests& earlier = after_step(finding.key.step - 2, parameter);
     for (std::size_t r = 0; r < run_.ranks.size(); ++r) {
       if (!std::ranges::count(finding.ranks, run_.ranks[r].rank)) continue;
@@ -196,8 +199,8 @@ class OwnJudge {
   void judge_collectives() {
     if (!policy_.collectives) {
       const bool any = std::ranges::any_of(run_.ranks, [](const RankTrace& rank) {
-        return std::ranges::any_of(rank.records,
-                                   [](const Record& r) { return is_collectives(r.key); });
+        return std::ranges::any_of(
+            rank.records, [](const Record& r) { return role_of(r.key) == NameRole::kCollectives; });
       });
       if (any)
         result_.collectives = "collectives were recorded and not judged: no table was asked for";
@@ -209,7 +212,7 @@ class OwnJudge {
     for (const AxisDegree& axis : run_.mesh.axes()) axes.insert(axis.axis);
     for (const RankTrace& rank : run_.ranks) {
       for (const Record& record : rank.records) {
-        const bool is_of_calls = is_collectives(record.key);
+        const bool is_of_calls = role_of(record.key) == NameRole::kCollectives;
         if (record.key.kind == RecordKind::kGrad || is_of_calls) steps.insert(record.key.step);
         if (is_of_calls) axes.insert(axis_of_collectives(record.key));
       }
@@ -272,7 +275,7 @@ class OwnJudge {
   /// Whether a rank has recorded its calls along some axis of a step.
   bool has_calls(std::size_t r, int step) const {
     return std::ranges::any_of(run_.ranks[r].records, [step](const Record& record) {
-      return record.key.step == step && is_collectives(record.key);
+      return record.key.step == step && role_of(record.key) == NameRole::kCollectives;
     });
   }
 
@@ -288,7 +291,8 @@ class OwnJudge {
                                        const std::vector<ExpectedCall>& expected) const {
     if (!record.kept || rank.arena == nullptr) return std::nullopt;
     const HostTensor rows = rank.tensor(record);
-    return first_mismatch(expected, calls_of(rows.bytes), is_skipped_step(rank, record.key.step));
+    return first_mismatch(expected, calls_of(rows.bytes),
+                          RunView(rank).is_skipped(record.key.step));
   }
 
   static constexpr int kLastCall = std::numeric_limits<int>::max();

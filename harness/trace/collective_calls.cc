@@ -13,7 +13,6 @@
 namespace isoshard {
 namespace {
 
-constexpr std::string_view kPrefix = "collectives.";
 constexpr std::size_t kColumns = 6;
 
 bool is_alike(const CollectiveCall& a, const CollectiveCall& b) {
@@ -37,16 +36,13 @@ Enum checked(std::int64_t number, Enum last) {
 }  // namespace
 
 std::string collectives_name(Axis axis, int rank) {
-  return fmt::format("{}{}.rank{}", kPrefix, name_of(axis), rank);
-}
-
-bool is_collectives(const RecordKey& key) noexcept {
-  return key.kind == RecordKind::kScalar && key.name.starts_with(kPrefix);
+  const std::string of_rank = fmt::format("{}.rank{}", name_of(axis), rank);
+  return to_string(RecordName{of_rank, NameRole::kCollectives});
 }
 
 Axis axis_of_collectives(const RecordKey& key) {
-  const std::string name = key.name.substr(kPrefix.size());
-  return parse_axis(name.substr(0, name.find('.')));
+  const std::string_view of_rank = parsed(key).base;
+  return parse_axis(std::string(of_rank.substr(0, of_rank.find('.'))));
 }
 
 std::vector<std::int64_t> rows_of(std::span<const CollectiveCall> calls) {

@@ -30,10 +30,9 @@ struct ExpectedCall {
 /// that counts.
 using CollectiveTable = std::function<std::vector<ExpectedCall>(int rank, int step, Axis axis)>;
 
-/// The record of a rank's calls in a step on its groups along one axis: kind scalar, int64 [calls,
-/// 6], named "collectives.<axis>.rank<rank>".
+/// The name of the record of a rank's calls in a step on its groups along one axis: a scalar, int64
+/// [calls, 6].
 [[nodiscard]] std::string collectives_name(Axis axis, int rank);
-[[nodiscard]] bool is_collectives(const RecordKey& key) noexcept;
 /// The axis of such a record.
 [[nodiscard]] Axis axis_of_collectives(const RecordKey& key);
 

@@ -7,8 +7,6 @@
 #include <algorithm>
 #include <map>
 
-#include "harness/trace/clipped.h"
-
 namespace isoshard {
 namespace {
 

@@ -15,9 +15,9 @@
 
 #include "core/base/error.h"
 #include "harness/stats/tolerance.h"
-#include "harness/trace/clipped.h"
 #include "harness/trace/numbers.h"
 #include "harness/trace/parts.h"
+#include "harness/trace/run_view.h"
 #include "harness/verdict/broken_steps.h"
 #include "harness/verdict/parts/dtypes.h"
 #include "harness/verdict/parts/first_bad_element.h"
@@ -178,10 +178,10 @@ class TensorJudge {
 
   /// What backward starts from: each dp rank has its part of the mean, times the loss scale.
   static bool is_backward_value(const RecordKey& key) {
-    return key.kind == RecordKind::kScalar && key.name == "loss_backward";
+    return role_of(key) == NameRole::kLossBackward;
   }
 
-  bool is_between_micro_batches() const { return final_gradient_of(wanted_.key).has_value(); }
+  bool is_between_micro_batches() const { return role_of(wanted_.key) == NameRole::kMicroBatch; }
 
   /// Whatever is final, and whatever nobody trusted says so of, is no sum that is still to be made.
   bool may_be_partial(const Record& record) const {
@@ -195,17 +195,14 @@ class TensorJudge {
     }
     if (is_maximum(record.layout))
       return may_be_maximum(options_.partial.value_or(std::vector<std::string>()), key);
-    if (key.kind == RecordKind::kActivation && key.name.ends_with(".partial")) return true;
+    if (key.kind == RecordKind::kActivation && role_of(key) == NameRole::kSummand) return true;
     if (is_between_micro_batches()) return true;
     if (options_.partial.has_value()) return matches_any(*options_.partial, key);
     return key.kind == RecordKind::kActivation || key.kind == RecordKind::kActivationGrad;
   }
 
   /// Of the tensor's step; 1 if there is none.
-  double loss_scale() const {
-    const RecordKey key{wanted_.key.step, RecordKind::kScalar, "loss_scale", 0};
-    return reference_.find(key) == nullptr ? 1 : number_of(reference_.tensor(key));
-  }
+  double loss_scale() const { return RunView(reference_).loss_scale(wanted_.key.step).value_or(1); }
 
   void assemble_partial() {
     TensorComparison& c = result_.comparison;

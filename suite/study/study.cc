@@ -53,7 +53,7 @@ StudyTags tags_of(const Case& item, const Reference& reference, const Trace& cle
   }
   for (const RankTrace& rank : clean.ranks) {
     for (const Record& record : rank.records) {
-      if (!is_collectives(record.key) || !record.kept) continue;
+      if (role_of(record.key) != NameRole::kCollectives || !record.kept) continue;
       for (const CollectiveCall& call : calls_of(rank.tensor(record).bytes)) {
         const bool has_result = call.op != CollectiveOp::kSend &&
                                 call.op != CollectiveOp::kBarrier && is_floating(call.dtype);

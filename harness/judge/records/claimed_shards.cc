@@ -14,7 +14,6 @@
 
 #include "core/base/error.h"
 #include "core/comm/collective.h"
-#include "harness/trace/clipped.h"
 #include "harness/trace/parts.h"
 
 namespace isoshard::detail {
@@ -95,16 +94,14 @@ class Claims {
         key.kind != RecordKind::kOptimizer)
       return false;
     if (elements_of(record) < 2) return false;
-    const std::string name = parameter_read(key).value_or(key.name);
-    return key.kind != RecordKind::kParam || trained.contains(name);
+    return key.kind != RecordKind::kParam || trained.contains(base_of(key).name);
   }
 
   static ClaimedGroup group_of(const RecordKey& key) {
-    std::string what;
-    if (key.kind == RecordKind::kOptimizer) what = key.name.substr(key.name.rfind('.') + 1);
-    if (unclipped_of(key).has_value()) what = "clipped";
-    if (final_gradient_of(key).has_value()) what = "micro_batch";
-    if (is_read_again(key) || (key.step == 0 && key.call == 0)) what += "read";
+    std::string what(parsed(key).state);
+    if (role_of(key) == NameRole::kClipped) what = "clipped";
+    if (role_of(key) == NameRole::kMicroBatch) what = "micro_batch";
+    if (role_of(key) == NameRole::kReadAgain || (key.step == 0 && key.call == 0)) what += "read";
     return {key.step, key.kind, std::move(what)};
   }
 

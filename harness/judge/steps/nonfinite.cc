@@ -10,8 +10,8 @@
 #include <optional>
 
 #include "harness/stats/stats.h"
-#include "harness/trace/clipped.h"
 #include "harness/trace/numbers.h"
+#include "harness/trace/run_view.h"
 #include "harness/trace/stage.h"
 
 namespace isoshard::detail {
@@ -35,10 +35,8 @@ double NonfiniteGradients::factor_of(const Record& wanted, const std::vector<Hel
   if (wanted.key.kind != RecordKind::kGrad) return factor;
   // ranks add up before they divide by their number
   factor *= policy_->activation_grad_scale.value_or(1);
-  const RecordKey scale{wanted.key.step, RecordKind::kScalar, "loss_scale", 0};
-  const bool is_unscaled = !final_gradient_of(wanted.key).has_value();
-  if (is_unscaled && reference_->find(scale) != nullptr)
-    factor *= number_of(reference_->tensor(scale));
+  const bool is_unscaled = role_of(wanted.key) != NameRole::kMicroBatch;
+  if (is_unscaled) factor *= RunView(*reference_).loss_scale(wanted.key.step).value_or(1);
   return factor;
 }
 
@@ -84,8 +82,9 @@ bool NonfiniteGradients::is_module_recorded(int step, const std::string& paramet
 
 /// Without it nobody knows in which units a step with an overflow was computed.
 bool NonfiniteGradients::is_scale_recorded(int step) const {
-  return reference_->find({step, RecordKind::kScalar, "loss_scale", 0}) != nullptr ||
-         reference_->find(overflow_flag_of(step)) == nullptr;
+  const RunView run(*reference_);
+  return run.scalar(step, NameRole::kLossScale) != nullptr ||
+         run.scalar(step, NameRole::kFoundInf) == nullptr;
 }
 
 std::string NonfiniteGradients::problem_of(const Record& wanted, const std::vector<Held>& held,
@@ -97,14 +96,14 @@ std::string NonfiniteGradients::problem_of(const Record& wanted, const std::vect
       (!is_of_activation && key.kind != RecordKind::kGrad))
     return "";
   const bool is_first = is_of_activation && spread_.insert(key.step).second;
-  const std::optional<RecordKey> final = final_gradient_of(key);
-  const std::string parameter = final.has_value() ? final->name : key.name;
-  if (!is_of_activation && !final.has_value() && summed_.contains({key.step, parameter})) return "";
-  if (final.has_value()) summed_.insert({key.step, parameter});
+  const bool is_final = role_of(key) != NameRole::kMicroBatch;
+  const std::string parameter = final_of(key).name;
+  if (!is_of_activation && is_final && summed_.contains({key.step, parameter})) return "";
+  if (!is_final) summed_.insert({key.step, parameter});
   if (reference_->find(key) == nullptr) return "";  // such as a gradient after clipping
   // Of a module whose gradients nobody recorded, nothing says that they are finite.
   if (!is_of_activation && !is_module_recorded(key.step, parameter)) return "";
-  if (!is_of_activation && !final.has_value() && !is_scale_recorded(key.step)) return "";
+  if (!is_of_activation && is_final && !is_scale_recorded(key.step)) return "";
   const double factor = factor_of(wanted, held);
   const Size size = size_of(wanted, factor);
   // pieces of a sum may overflow where the sum is small, but not more often than where it is not

@@ -13,8 +13,8 @@
 
 #include "harness/trace/numbers.h"
 #include "harness/trace/parts.h"
+#include "harness/trace/run_view.h"
 #include "harness/trace/stage.h"
-#include "harness/trace/steps/skipped.h"
 
 namespace isoshard::detail {
 namespace {
@@ -122,10 +122,10 @@ Finding far_from_overflow(const RecordKey& key, const std::vector<Held>& held,
 std::string words_of_no_step(const Reference& reference) {
   std::set<int> flagged;
   for (const Record& record : reference.trace().ranks.at(0).records) {
-    if (is_overflow_flag(record.key)) flagged.insert(record.key.step);
+    if (role_of(record.key) == NameRole::kFoundInf) flagged.insert(record.key.step);
   }
   if (flagged.empty() ||
-      !std::ranges::all_of(flagged, [&](int step) { return is_skipped_step(reference, step); }))
+      !std::ranges::all_of(flagged, [&](int step) { return RunView(reference).is_skipped(step); }))
     return "";
   return "every step was skipped, as gradients are not finite: no step of the optimizer was judged";
 }
@@ -133,7 +133,7 @@ std::string words_of_no_step(const Reference& reference) {
 bool has_whole_step_before(const Reference& reference, int step) {
   const std::vector<Record>& records = reference.trace().ranks.at(0).records;
   return std::ranges::any_of(records, [&](const Record& record) {
-    if (record.key.step >= step || !is_overflow_flag(record.key)) return false;
+    if (record.key.step >= step || role_of(record.key) != NameRole::kFoundInf) return false;
     return !is_nonzero(reference.tensor(record.key));
   });
 }
