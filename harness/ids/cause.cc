@@ -190,9 +190,12 @@ std::optional<double> Cause::number(std::string_view name) const {
 }
 
 std::string mismatch(const ExpectedCause& expected, const Cause& cause, double relative) {
-  if (cause.id != expected.id)
+  const bool is_any = expected.id == CauseId::kNone && !expected.values.empty();
+  if (cause.id != expected.id && (!is_any || cause.empty()))
     return fmt::format("the cause must be {}, got {}",
-                       expected.id == CauseId::kNone ? "none" : name_of(expected.id),
+                       is_any                          ? "any"
+                       : expected.id == CauseId::kNone ? "none"
+                                                       : name_of(expected.id),
                        cause.empty() ? "none" : name_of(cause.id));
   for (const NamedValue& wanted : expected.values) {
     const auto found = std::ranges::find(cause.values, wanted.name, &NamedValue::name);
@@ -209,8 +212,9 @@ std::string in_words(const ExpectedCause& expected) {
   std::vector<std::string> values;
   for (const NamedValue& value : expected.values)
     values.push_back(fmt::format("{} {}", value.name, formatted(value.value, "")));
+  const std::string_view name = expected.id == CauseId::kNone ? "any cause" : name_of(expected.id);
   return values.empty() ? std::string(name_of(expected.id))
-                        : fmt::format("{} ({})", name_of(expected.id), fmt::join(values, ", "));
+                        : fmt::format("{} ({})", name, fmt::join(values, ", "));
 }
 
 Cause make_cause(CauseId id, NamedValues values) {

@@ -96,7 +96,8 @@ struct Cause {
   }
 };
 
-/// What a cause must be: its id, and some of its values.
+/// What a cause must be: its id, and some of its values. With values and no id, any cause that has
+/// these values.
 struct ExpectedCause {
   CauseId id = CauseId::kNone;
   NamedValues values = {};
