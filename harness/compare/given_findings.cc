@@ -23,11 +23,8 @@ using nlohmann::json;
 constexpr int kSchema = 1;
 
 Finding finding_of(const json& entry, const std::filesystem::path& file) {
-  Finding finding;
-  finding.key = detail::key_of(entry, {}, file);
-  finding.stage = stage_of(finding.key);
-  finding.what =
-      fmt::format("{}: {}", describe(finding.key), detail::text_field(entry, "what", file));
+  Finding finding = make_finding(detail::key_of(entry, {}, file), FindingId::kGiven,
+                                 {{"problem", detail::text_field(entry, "what", file)}});
   finding.diagnosis = detail::text_field(entry, "cause", file);
   for (const std::int64_t rank : detail::field<Shape>(entry, "ranks", file))
     finding.ranks.push_back(static_cast<int>(rank));
@@ -49,9 +46,7 @@ void add_finding(const Finding& finding, Verdict& verdict) {
   const bool is_first = at == verdict.findings.begin();
   verdict.findings.insert(at, finding);
   if (verdict.status == Status::kConforms || verdict.status == Status::kVacuous) {
-    verdict.status = Status::kDiverges;
-    verdict.strength = Strength::kNone;
-    verdict.shows_too_little = false;
+    set_diverges(verdict);
     verdict.reason = "first " + words_of(finding);
   } else if (is_first) {
     constexpr std::string_view kFirst = "first ";

@@ -61,6 +61,7 @@ struct ReportCase {
   std::optional<Verdict> verdict = {};     ///< empty: the run could not be judged
   std::string failure = {};                ///< why it could not be judged; empty with a verdict
   int failure_code = kExitInfrastructure;  ///< the exit code that the failure has
+  Rule rule = {};                          ///< by which an input was refused; none with a verdict
   /// What the verdict was made against: "plain", "emulated" or "both"; empty for two bundles.
   std::string against = {};
   std::string fault = {};  ///< the id of the injected fault; empty: none

@@ -375,7 +375,9 @@ std::string short_verdict_line(const Verdict& verdict) {
                                  words_of(verdict.mesh.axes(), "one process"));
   if (verdict.status != Status::kConforms) {
     line = fmt::format("{}  {}", words_of_verdict(verdict), line);
-    return verdict.findings.empty() ? fmt::format("{}: {}", line, verdict.reason) : line;
+    return verdict.findings.empty()
+               ? fmt::format("{}: {}{}", line, verdict.reason, in_brackets(verdict.rule))
+               : line;
   }
   line = fmt::format("CONFORMS ({})  {}: {} tensors", name_of(verdict.strength), line,
                      verdict.compared);
@@ -385,9 +387,9 @@ std::string short_verdict_line(const Verdict& verdict) {
 }
 
 std::string verdict_line(const Verdict& verdict) {
-  return fmt::format("{}  {} {} ({}): {}", words_of_verdict(verdict), verdict.subject,
+  return fmt::format("{}  {} {} ({}): {}{}", words_of_verdict(verdict), verdict.subject,
                      verdict.case_slug, words_of(verdict.mesh.axes(), "one process"),
-                     verdict.reason);
+                     verdict.reason, in_brackets(verdict.rule));
 }
 
 }  // namespace isoshard
