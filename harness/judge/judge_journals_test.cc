@@ -195,7 +195,7 @@ TEST(JudgeJournals, NameFiveOfManyGradientsThatARankNeverReduces) {
                          {"usual_times", 1},
                          {"never", std::vector{"gradient of d0", "gradient of d1", "gradient of d2",
                                                "gradient of d3", "gradient of d4", "gradient of d5",
-                                               "gradient of e"}}}));
+                                               "gradient of d6"}}}));
 }
 
 TEST(JudgeJournals, AllowOneTensorWithANameOnEachRank) {
