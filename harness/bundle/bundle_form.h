@@ -8,9 +8,9 @@
 
 namespace isoshard::detail {
 
-/// Throws a FileError "FILE: PROBLEM" by the rule bundle_form.
+/// Throws a FileError "FILE: PROBLEM" by the rule file_form.
 [[noreturn]] inline void refuse_form(const std::filesystem::path& file, std::string_view problem) {
-  refuse(file, RuleId::kBundleForm, {{"problem", problem}});
+  refuse(file, RuleId::kFileForm, {{"problem", problem}});
 }
 
 }  // namespace isoshard::detail

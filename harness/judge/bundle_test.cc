@@ -462,7 +462,7 @@ TEST_F(Bundles, MayInferLayoutsAmongTheRanksOfAStage) {
   EXPECT_EQ(inferred.status, Status::kConforms) << inferred.reason;
   EXPECT_EQ(inferred.compared, 4);
   EXPECT_THAT([&] { (void)compare_bundles(folder_ / "right", folder_ / "cut", {}); },
-              RefusesBy<FileError>(RuleId::kBundleForm));
+              RefusesBy<FileError>(RuleId::kFileForm));
 }
 
 /// A batch of four samples over dp 2, and its loss as a part of the mean.

@@ -17,6 +17,9 @@
 
 namespace isoshard {
 
+/// The schema of report.json, and of each verdict in it. Readers refuse others.
+inline constexpr int kReportSchema = 2;
+
 /// One action of a pipeline's schedule, as it would run with equal stages.
 struct ReportAction {
   int rank = 0;               ///< of the pp axis

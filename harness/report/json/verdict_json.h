@@ -9,9 +9,6 @@
 
 namespace isoshard {
 
-/// Of report.json, and of each verdict in it.
-inline constexpr int kReportSchema = 2;
-
 /// {"id", "numbers", "words"}; null without a rule.
 [[nodiscard]] nlohmann::json rule_json(const Rule& rule);
 [[nodiscard]] nlohmann::json verdict_json(const Verdict& verdict);

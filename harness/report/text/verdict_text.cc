@@ -334,6 +334,9 @@ class Table {
         text_ += fmt::format("    {}{}\n", f.evidence,
                              f.confirmed ? " (confirmed by the controller)" : "");
       if (!f.diagnosis.empty()) text_ += fmt::format("    likely cause: {}\n", f.diagnosis);
+      if (f.id != FindingId::kNone)
+        text_ += fmt::format("    ids: {}{}{}\n", name_of(f.id), f.cause.empty() ? "" : ", ",
+                             name_of(f.cause.id));
       ++shown;
     }
   }
