@@ -198,7 +198,7 @@ Cause cause_largest_part(const Evidence& e) {
         });
         if (fits)
           return make_cause(is_largest ? CauseId::kLargestPart : CauseId::kSmallestPart,
-                            {{"ranks", axis.degree},
+                            {{"num_ranks", axis.degree},
                              {"axis", name_of(axis.axis)},
                              {"reduction", factor == 1 ? "sum" : "mean"},
                              e.on_bad_ranks()});

@@ -122,7 +122,7 @@ Cause cause_by(const Pattern& pattern, const Evidence& e) {
 Cause cause_of(const Evidence& e, FittingPatterns& fitting) {
   if (e.result.findings.empty() || e.bad_ranks().empty()) return {};
   if (const auto count = e.result.comparison.stats.nonfinite_mismatch; count != 0)
-    return make_cause(CauseId::kNotFinite, {{"count", count}});
+    return make_cause(CauseId::kNotFinite, {{"num_values", count}});
   // what stands for a record that the reference has not: its values are nowhere
   const bool has_record = e.reference.find(e.wanted.key) != nullptr;
   const bool knows_what = numel_of(e.wanted.layout.global_shape) > kLargeTensor && !fitting.empty();
@@ -141,12 +141,26 @@ Cause cause_of(const Evidence& e, FittingPatterns& fitting) {
   return {};
 }
 
+/// Adds what every cause has beside its own values: on which ranks the tensor is wrong, unless it
+/// is on all that hold it, and over which axes copies differ.
+void add_place(Cause& cause, const Evidence& e) {
+  const auto add = [&](std::string_view name, const auto& value) {
+    if (std::ranges::find(cause.values, name, &NamedValue::name) == cause.values.end())
+      cause.values.emplace_back(name, value);
+  };
+  if (e.bad_ranks().size() < e.held.size()) add("ranks", e.bad_ranks());
+  if (!e.result.differing_axes.empty()) add("axes", join_axes(e.result.differing_axes));
+}
+
 }  // namespace
 
-Cause diagnose(const Reference& reference, const Record& reference_record,
-                     const Trace& actual, const std::vector<Held>& held, const TensorResult& result,
-                     const JudgePolicy& options, FittingPatterns& fitting) {
-  return cause_of(Evidence(reference, reference_record, actual, held, result, options), fitting);
+Cause diagnose(const Reference& reference, const Record& reference_record, const Trace& actual,
+               const std::vector<Held>& held, const TensorResult& result,
+               const JudgePolicy& options, FittingPatterns& fitting) {
+  const Evidence evidence(reference, reference_record, actual, held, result, options);
+  Cause cause = cause_of(evidence, fitting);
+  if (!cause.empty()) add_place(cause, evidence);
+  return cause;
 }
 
 }  // namespace isoshard::detail

@@ -53,14 +53,15 @@ Cause factors_along(const Evidence& e, Axis axis, const std::vector<double>& fac
     }
     return true;
   };
-  NamedValues values = {{"axis", name_of(axis)}, {"ranks", factors.size()}, {"factors", factors}};
+  NamedValues values = {
+      {"axis", name_of(axis)}, {"num_ranks", factors.size()}, {"factors", factors}};
   if (axis == Axis::kDp) {
     const std::vector<double> counts =
         counted_targets(e, static_cast<std::int64_t>(factors.size()));
     const double all = std::accumulate(counts.begin(), counts.end(), 0.0);
     if (!counts.empty() && std::ranges::all_of(counts, [](double count) { return count > 0; })) {
       const auto of_tokens = [&](CauseId id) {
-        values.emplace_back("tokens", counts);
+        values.emplace_back("token_counts", counts);
         return make_cause(id, std::move(values));
       };
       if (fits([&](std::size_t i) { return all / (n * counts[i]); }))
@@ -229,7 +230,7 @@ Cause cause_rank_factors(const Evidence& e) {
   }
   std::vector<double> factors;
   for (const auto& [rank, factor] : of_rank) factors.push_back(factor);
-  return make_cause(CauseId::kFactorPerRank, {{"ranks", factors.size()}, {"factors", factors}});
+  return make_cause(CauseId::kFactorPerRank, {{"num_ranks", factors.size()}, {"factors", factors}});
 }
 
 Cause cause_backward_parts(const Evidence& e) {

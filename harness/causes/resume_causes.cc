@@ -74,8 +74,10 @@ Cause cause_of_owner(const Evidence& e, const RecordKey& saved, const std::strin
       {"module", module_of(saved.name)},
       {"other", module_of(owner)},
       {"parameter", parent_of(saved.name)},
-      {"owner", parent_of(owner)}};
-  if (parameters_are_right(e.actual, saved.step))
+      {"other_parameter", parent_of(owner)}};
+  const bool is_right = parameters_are_right(e.actual, saved.step);
+  values.emplace_back("parameters_are_right", is_right);
+  if (is_right)
     values.push_back(NamedValue::words("parameters_right", phrase(PhraseId::kParametersRight)));
   return make_cause(is_swapped ? CauseId::kOptimizerStatesSwapped : CauseId::kOptimizerStateOfOther,
                     std::move(values));
@@ -210,9 +212,11 @@ Cause stream_of_another_rank(const Evidence& e) {
     std::vector<int> sorted = bad;
     std::sort(sorted.begin(), sorted.end());
     NamedValues values = {{"ranks", sorted},
-                          {"owner", right.rank->rank},
+                          {"owner_rank", right.rank->rank},
                           NamedValue::words("masks", masks_of(sorted))};
-    if (masks_were_right(e.actual, e.wanted.key.step))
+    const bool were_right = masks_were_right(e.actual, e.wanted.key.step);
+    values.emplace_back("was_right_before", were_right);
+    if (were_right)
       values.push_back(NamedValue::words("right_before", phrase(PhraseId::kRightBeforeSaving)));
     return make_cause(CauseId::kMasksOfOtherRank, std::move(values));
   }
@@ -258,9 +262,12 @@ Cause cause_in_progress(const Evidence& e) {
   const Values actual = bad->actual.contiguous(), expected = bad->expected.contiguous();
   const auto seen = actual.flat(), wanted = expected.flat();
   NamedValues values;
-  if (e.wanted.key.call > 0)
-    values.push_back(NamedValue::words("when", phrase(PhraseId::kAfterResume)));
-  if (was_right_before(e, e.wanted.key))
+  const bool is_resumed = e.wanted.key.call > 0;
+  values.emplace_back("after_resume", is_resumed);
+  if (is_resumed) values.push_back(NamedValue::words("when", phrase(PhraseId::kAfterResume)));
+  const bool was_right = was_right_before(e, e.wanted.key);
+  values.emplace_back("was_right_before", was_right);
+  if (was_right)
     values.push_back(NamedValue::words("right_before", phrase(PhraseId::kRightBeforeSaving)));
   if (role == NameRole::kOptimizerSteps && seen.size() == 2) {
     values.emplace_back("counted", seen[0]);

@@ -71,8 +71,9 @@ Cause fewer_valid_tokens(const Values& expected, const Values& actual) {
              after = static_cast<std::int64_t>(counted.sum());
   if (before == after)
     return equal(wanted, counted) ? Cause() : make_cause(CauseId::kValidTokensElsewhere);
-  if (after > before) return make_cause(CauseId::kMoreValidTokens, {{"tokens", after - before}});
-  NamedValues values = {{"tokens", before - after}};
+  if (after > before)
+    return make_cause(CauseId::kMoreValidTokens, {{"num_tokens", after - before}});
+  NamedValues values = {{"num_tokens", before - after}};
   const auto made = [&] { return make_cause(CauseId::kFewerValidTokens, values); };
   if (expected.dim() != 2) return made();
   const Values lost = (wanted - counted).map([](double value) { return std::max(value, 0.0); });
@@ -111,7 +112,7 @@ Cause repeated_ids(const Evidence& e, const Values& expected, const Values& actu
              missed = all - static_cast<std::int64_t>(seen.size());
   NamedValues values = {{"times", times},
                         {"missed", missed},
-                        {"ids", all},
+                        {"num_ids", all},
                         NamedValue::words("share", fraction(missed, all))};
   if (formula.has_value()) values.emplace_back("formula", *formula);
   values.push_back(NamedValue::words(
@@ -136,9 +137,9 @@ Cause mean_of_means(const Evidence& e, double actual) {
       const Values weights({means.numel()}, counts);
       // The counts are believed if they give the reference's value.
       if (is_near(dot(means, weights) / weights.sum(), e.whole.item(), 1e-4)) {
-        values.emplace_back("tokens", counts);
-        values.push_back(
-            NamedValue::words("of_tokens", phrase(PhraseId::kOfTokens, {{"tokens", counts}})));
+        values.emplace_back("token_counts", counts);
+        values.push_back(NamedValue::words(
+            "of_tokens", phrase(PhraseId::kOfTokens, {{"token_counts", counts}})));
       }
     }
     return make_cause(CauseId::kMeanOfRankMeans, std::move(values));
@@ -248,7 +249,7 @@ Cause norm_of_another_kind(const Evidence& e, double actual) {
     of_ranks += std::sqrt(squares);
   }
   if (is_near(actual, of_ranks, kNear))
-    return make_cause(CauseId::kNormsAdded, {{"ranks", e.actual.ranks.size()}});
+    return make_cause(CauseId::kNormsAdded, {{"num_ranks", e.actual.ranks.size()}});
   for (const AxisDegree& axis : e.actual.mesh.axes()) {
     if (axis.degree == 1) continue;
     const Squares squares = squares_along(e, axis.axis);
@@ -256,7 +257,7 @@ Cause norm_of_another_kind(const Evidence& e, double actual) {
     for (const double split : squares.split) sum += std::sqrt(split + squares.replicated);
     if (is_near(actual, sum, kNear))
       return make_cause(CauseId::kNormsOfAxisAdded,
-                        {{"ranks", axis.degree}, {"axis", name_of(axis.axis)}});
+                        {{"num_ranks", axis.degree}, {"axis", name_of(axis.axis)}});
   }
   return {};
 }

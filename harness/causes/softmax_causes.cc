@@ -374,7 +374,7 @@ Cause rounded_exponentials(const Evidence& e, const RecordKey& head,
       const double largest = std::fabs(*std::ranges::max_element(
           seen, [](double a, double b) { return std::fabs(a) < std::fabs(b); }));
       return make_cause(candidate.cause,
-                        {{"dtype", name}, {"tokens", seen.size()}, {"largest", largest}});
+                        {{"dtype", name}, {"num_tokens", seen.size()}, {"largest", largest}});
     }
   }
   return {};

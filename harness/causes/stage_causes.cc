@@ -306,11 +306,11 @@ Cause cause_in_handover(const Evidence& e) {
   if (kind == RecordKind::kActivationGrad) {
     if (const std::optional<int> call = overwritten_by(e, before->key))
       return make_cause(CauseId::kInputBufferReused,
-                        {{"rank", *other}, {"read", *call}, {"micro_batch", e.wanted.key.call}});
+                        {{"pp_rank", *other}, {"read", *call}, {"micro_batch", e.wanted.key.call}});
   }
   NamedValues values = wrong_calls(e);
-  values.emplace_back("rank", *own);
-  values.emplace_back("other", *other);
+  values.emplace_back("pp_rank", *own);
+  values.emplace_back("other_pp_rank", *other);
   values.emplace_back("last_right", describe(before->key));
   return make_cause(
       kind == RecordKind::kActivationGrad ? CauseId::kWrongBetweenStages : CauseId::kReceivedOther,

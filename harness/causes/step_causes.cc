@@ -142,7 +142,6 @@ NamedValues with_owner(NamedValues values, std::optional<int> owner) {
 }
 
 Cause cause_of_kept(const Evidence& e, const View& view, const Steps& steps) {
-  constexpr std::size_t kMostRows = 64;  // more are no value of a cause
   const NamedValue where = e.on_bad_ranks();
   std::int64_t first = -1, last = -1;
   for (std::size_t i = 0; i < steps.is_clear.size(); ++i) {
@@ -158,11 +157,9 @@ Cause cause_of_kept(const Evidence& e, const View& view, const Steps& steps) {
       if (!slices.has_value()) continue;
       const std::int64_t offset = view.box.global_offset[dim];
       NamedValues values = {NamedValue::words("runs", in_runs(*slices, offset)), where};
-      if (slices->size() <= kMostRows) {
-        std::set<std::int64_t> all;
-        for (const std::int64_t slice : *slices) all.insert(slice + offset);
-        values.emplace_back(dim == 0 ? "rows" : "columns", all);
-      }
+      std::set<std::int64_t> all;
+      for (const std::int64_t slice : *slices) all.insert(slice + offset);
+      values.emplace_back(dim == 0 ? "rows" : "columns", all);
       return make_cause(dim == 0 ? CauseId::kRowsNotUpdated : CauseId::kColumnsNotUpdated,
                         with_owner(std::move(values), owner));
     }

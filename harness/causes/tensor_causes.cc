@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "harness/causes/class_causes.h"
 #include "harness/causes/run_causes.h"
@@ -150,6 +151,7 @@ Cause part_of_another(const Evidence& e) {
                     {NamedValue::words("fused", is_fused ? phrase(PhraseId::kFused) : ""),
                      NamedValue::words("where", e.coordinates_in_words(e.bad_ranks(), *axis)),
                      {"axis", name_of(*axis)},
+                     {"is_fused", is_fused},
                      {"coordinate", *source}});
 }
 
@@ -324,11 +326,10 @@ Cause cause_in_update(const Evidence& e) {
     const std::string axes = join_axes(e.result.differing_axes);
     before = phrase(PhraseId::kCopiesDifferBefore, {{"axes", axes}}) + before;
     more = {
-        {"axes", axes},
-        {"ranks", e.bad_ranks()},
         NamedValue::words("on_ranks", phrase(PhraseId::kOnTheRanks, {{"ranks", e.bad_ranks()}}))};
   }
   more.push_back(NamedValue::words("before", before));
+  more.emplace_back("is_update", true);
   Cause scale = e.scale_cause(*common, more);
   // a factor that is no number of the run may be that of a bias correction
   const bool is_formula = scale.id != CauseId::kScale && scale.id != CauseId::kScaleNearOne;
@@ -362,10 +363,11 @@ Cause cause_in_rows(const Evidence& e) {
       std::ranges::count_if(missing, [&](std::int64_t id) { return ids->values.contains(id); });
   if (lost == std::ssize(missing))
     return make_cause(CauseId::kSamplesMissing,
-                      {{"rows", lost}, {"ids", ids->values.size()}, {"record", ids->name}});
+                      {{"num_rows", lost}, {"num_ids", ids->values.size()}, {"record", ids->name}});
   // Not every id need have a gradient: the last token of a sequence predicts nothing.
   if (2 * rows.size() >= ids->values.size())
-    return make_cause(CauseId::kInputSideOnly, {{"record", ids->name}, {"rows", missing.size()}});
+    return make_cause(CauseId::kInputSideOnly,
+                      {{"record", ids->name}, {"num_rows", missing.size()}});
   return {};
 }
 
@@ -383,7 +385,10 @@ Cause cause_mixed_dtypes(const Evidence& e) {
   } else if (are_floating && (stage == Stage::kForward || stage == Stage::kActivationGrad)) {
     guess = phrase(PhraseId::kAutocast);
   }
+  std::vector<std::string_view> others;
+  for (const auto& [dtype, ranks] : mixed->others) others.push_back(name_of(dtype));
   return make_cause(CauseId::kMixedDtypes, {{"ranks", mixed->odd_ranks()},
+                                            {"others", others},
                                             {"usual", name_of(mixed->usual)},
                                             NamedValue::words("dtypes", mixed->words()),
                                             NamedValue::words("guess", guess)});

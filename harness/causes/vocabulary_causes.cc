@@ -86,7 +86,6 @@ bool collects_foreign_rows(const Evidence& e, const View& view, std::int64_t id)
 /// Rows that no id of the batch, or none with a gradient, stands for.
 Cause rows_that_should_be_zero(const Evidence& e, const View& view, const Rows& rows,
                                const IdCounts& ids) {
-  constexpr std::size_t kMostRows = 64;  // more are no value of a cause
   if (rows.wrong.empty() ||
       std::ranges::any_of(rows.wrong, [&](std::int64_t id) { return rows.expected.contains(id); }))
     return {};
@@ -98,10 +97,10 @@ Cause rows_that_should_be_zero(const Evidence& e, const View& view, const Rows& 
   if (rows.expected.empty()) return {};
   const auto present = std::ssize(rows.wrong) - absent;
   NamedValues values = {{"record", ids.name},
-                        {"count", rows.wrong.size()},
+                        {"num_rows", rows.wrong.size()},
                         NamedValue::words("first_rows", some_of(rows.wrong)),
                         e.on_bad_ranks()};
-  if (rows.wrong.size() <= kMostRows) values.emplace_back("rows", rows.wrong);
+  values.emplace_back("rows", rows.wrong);
   if (absent == 0) return make_cause(CauseId::kRowsWithoutGradient, std::move(values));
   if (present != 0) {
     values.emplace_back("present", present);
@@ -134,7 +133,6 @@ std::map<std::int64_t, std::vector<Values>> gradients_by_id(const Evidence& e,
 /// Rows of ids that occur once are right, and those of repeated ids have one occurrence's gradient,
 /// or the mean over occurrences.
 Cause rows_not_summed(const Evidence& e, const View& view, const Rows& rows, const IdCounts& ids) {
-  constexpr std::size_t kMostRows = 64;  // more are no value of a cause
   if (std::ssize(rows.wrong) < kLeastRows) return {};
   if (std::ranges::any_of(rows.wrong, [&](std::int64_t id) { return ids.of(id) < 2; })) return {};
   const auto near = [&](const Values& a, const Values& b) {
@@ -145,8 +143,8 @@ Cause rows_not_summed(const Evidence& e, const View& view, const Rows& rows, con
     return norm_of(right) > 0 &&
            near(row_of(view.actual, view, id), right / static_cast<double>(ids.of(id)));
   });
-  NamedValues values = {{"count", rows.wrong.size()}, {"record", ids.name}, e.on_bad_ranks()};
-  if (rows.wrong.size() <= kMostRows) values.emplace_back("rows", rows.wrong);
+  NamedValues values = {{"num_rows", rows.wrong.size()}, {"record", ids.name}, e.on_bad_ranks()};
+  values.emplace_back("rows", rows.wrong);
   if (is_mean) return make_cause(CauseId::kRepeatedIdsAveraged, std::move(values));
   const auto by_id = gradients_by_id(e, ids);
   if (by_id.empty()) return {};
@@ -162,6 +160,7 @@ Cause rows_not_summed(const Evidence& e, const View& view, const Rows& rows, con
     if (std::ranges::none_of(found->second, matches)) return {};
     are_last = are_last && matches(found->second.back());
   }
+  values.emplace_back("is_last_occurrence", are_last);
   values.push_back(
       NamedValue::words("which", phrase(are_last ? PhraseId::kTheLast : PhraseId::kAnyOne)));
   return make_cause(CauseId::kRepeatedIdsNotSummed, std::move(values));
@@ -213,8 +212,8 @@ Cause other_ids_read(const Evidence& e, const View& view) {
     tokens.push_back(i);
   }
   if (const auto added = row_added(e, seen, right, tokens, weight))
-    return make_cause(CauseId::kRowAddedToForeignIds, {{"tokens", tokens.size()},
-                                                       {"ids", wrong.size()},
+    return make_cause(CauseId::kRowAddedToForeignIds, {{"num_tokens", tokens.size()},
+                                                       {"num_ids", wrong.size()},
                                                        {"row", *added},
                                                        {"parameter", weight_key.name},
                                                        e.on_bad_ranks()});
@@ -232,7 +231,7 @@ Cause other_ids_read(const Evidence& e, const View& view) {
           ++fitting;
       }
       if (fitting < kLeastRows || fitting + zero < std::ssize(wrong) || zero > 2 * by) continue;
-      return make_cause(CauseId::kRowsOfOtherIds, {{"ids", wrong.size()},
+      return make_cause(CauseId::kRowsOfOtherIds, {{"num_ids", wrong.size()},
                                                    {"first", wrong.begin()->first},
                                                    {"last", wrong.rbegin()->first},
                                                    {"sign", away > 0 ? "+" : "-"},
@@ -427,7 +426,7 @@ Cause cause_logit_rows(const Evidence& e) {
   else if (!bad.empty() &&
            std::ranges::all_of(bad, [&](const View* v) { return is_scaled_by_row(e, *v); }))
     id = CauseId::kSoftmaxOfOwnColumns;
-  return make_cause(id, {{"off", off}, {"rows", told}, {"worst", worst}});
+  return make_cause(id, {{"off", off}, {"num_rows", told}, {"worst", worst}});
 }
 
 Cause cause_uncounted_tokens(const Evidence& e) {
@@ -458,7 +457,7 @@ Cause cause_uncounted_tokens(const Evidence& e) {
     }
   }
   if (wrong.empty() || std::ssize(right) < kLeastRight) return {};
-  return make_cause(CauseId::kUncountedTokens, {{"tokens", wrong.size()}, e.on_bad_ranks()});
+  return make_cause(CauseId::kUncountedTokens, {{"num_tokens", wrong.size()}, e.on_bad_ranks()});
 }
 
 }  // namespace isoshard::detail

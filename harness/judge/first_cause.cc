@@ -116,11 +116,13 @@ std::string forward_words(const Verdict& verdict, int step) {
   return phrase(exact ? PhraseId::kForwardExact : PhraseId::kForwardRight);
 }
 
-/// The cause of a finding, as one of the tensor `of`.
+/// The cause of a finding, as one of the tensor `of`, which its values name where it is another
+/// one.
 void explain(Finding& finding, const RecordKey& of, Cause cause) {
   finding.diagnosis =
       phrase(PhraseId::kCauseOf, {{"tensor", subject_of(of)}, {"cause", cause.text}});
   finding.cause = std::move(cause);
+  if (of != finding.key) finding.cause.values.emplace_back("of", describe(of));
 }
 
 /// Where no pattern fits the first finding, another one of its step and stage may say why.
@@ -131,6 +133,7 @@ void borrow_cause(std::vector<Finding>& findings) {
     if (other.key.step != first.key.step || other.stage != first.stage) return;
     if (other.diagnosis.empty() || other.key == first.key) continue;
     first.cause = other.cause;
+    first.cause.values.emplace_back("of", describe(other.key));
     first.diagnosis = phrase(PhraseId::kOfAnotherTensor, {{"diagnosis", other.diagnosis}});
     return;
   }
@@ -213,8 +216,7 @@ class Diagnosis {
     }
     const auto tensor = tensor_of(final);
     if (tensor == run_.tensors.end() || !tensor->within) return;
-    Cause between =
-        make_cause(CauseId::kRightAtEndOfStep, {{"micro_batch", first.key.call}});
+    Cause between = make_cause(CauseId::kRightAtEndOfStep, {{"micro_batch", first.key.call}});
     if (first.cause.empty())
       explain(first, final, std::move(between));
     else
@@ -259,8 +261,8 @@ void summarise_first(Verdict& verdict, const Causes& causes) {
   }
   if (first.stage == Stage::kMasks && role_of(first.key) != NameRole::kRecomputed) {
     const auto [same, all] = count_same_point(verdict, causes, first.key, cause);
-    first.diagnosis += phrase(
-        PhraseId::kOfPoints, {{"point", point_of(first.key.name)}, {"same", same}, {"all", all}});
+    first.diagnosis += phrase(PhraseId::kOfPoints,
+                              {{"point", point_of(first.key.name)}, {"same", same}, {"all", all}});
   }
   if (role_of(first.key) == NameRole::kRecomputed) {
     const auto counts = count_recomputed(verdict, causes, first.key, cause);

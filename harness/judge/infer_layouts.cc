@@ -11,7 +11,7 @@
 #include <optional>
 #include <vector>
 
-#include "core/base/error.h"
+#include "harness/ids/rule.h"
 #include "harness/trace/parts.h"
 #include "harness/trace/wanted_record.h"
 
@@ -76,11 +76,11 @@ class Inference {
     std::vector<std::string> shapes;
     for (const auto& [rank, shape] : local_)
       shapes.push_back(fmt::format("[{}]", fmt::join(shape, ", ")));
-    throw FileError(
-        fmt::format("{}: the layout of {} cannot be inferred: {}. The reference has [{}], "
-                    "the ranks have {}; give its placements or boxes",
-                    file_.string(), describe(wanted_.key), what,
-                    fmt::join(wanted_.layout.global_shape, ", "), fmt::join(shapes, ", ")));
+    isoshard::refuse(file_, RuleId::kLayoutNotInferable,
+                     {{"tensor", describe(wanted_.key)},
+                      {"problem", what},
+                      {"reference", wanted_.layout.global_shape},
+                      {"shapes", shapes}});
   }
 
   std::vector<Reading> all_readings() const {
@@ -265,9 +265,7 @@ void infer_layouts(Bundle& judged, const Reference& reference, const JudgePolicy
   }
   for (auto& [key, parts] : open) {
     for (const Part& part : parts) {
-      if (!part.record->kept)
-        throw FileError(fmt::format("{}: the layout of {} cannot be inferred without its tensor",
-                                    file.string(), describe(key)));
+      if (!part.record->kept) refuse(file, RuleId::kInferredNotKept, {{"tensor", describe(key)}});
     }
     if (const auto wanted = likeness_of(reference, key, policy)) {
       Inference(judged.trace.mesh, reference, *wanted, parts, file).run();

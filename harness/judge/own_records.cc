@@ -67,11 +67,8 @@ class OwnJudge {
     }
     for (auto& [key, ranks] : wrong) {
       const bool is_read = role_of(key) == NameRole::kReadAgain;
-      add(key,
-          is_read ? "is not the parameter after the step before"
-                  : "is not what forward had the first time",
-          is_read ? "forward reads other values than those that were stepped and recorded"
-                  : "a layer that is computed again for backward must give the same bits",
+      add(make_finding(key,
+                       is_read ? FindingId::kReadsOtherParameter : FindingId::kRecomputedOtherwise),
           std::move(ranks));
       if (is_read)
         diagnose_read(result_.findings.back());
@@ -119,18 +116,12 @@ class OwnJudge {
       std::ranges::set_difference(ranks, readers, std::back_inserter(missing));
       if (missing.empty()) continue;
       const bool is_all = readers.empty();
-      add(key, is_all ? "was recorded by no rank" : "was not recorded by every rank that steps it",
-          "nothing shows what forward read", is_all ? std::vector<int>{} : missing);
+      add(make_finding(key, is_all ? FindingId::kReadsMissing : FindingId::kReadsMissingOnRanks),
+          is_all ? std::vector<int>{} : missing);
     }
   }
 
-  void add(const RecordKey& key, std::string_view problem, std::string evidence,
-           std::vector<int> ranks) {
-    Finding finding;
-    finding.key = key;
-    finding.stage = stage_of(key);
-    finding.what = fmt::format("{}: {}", describe(key), problem);
-    finding.evidence = std::move(evidence);
+  void add(Finding finding, std::vector<int> ranks) {
     finding.ranks = std::move(ranks);
     finding.confirmed = true;
     result_.findings.push_back(std::move(finding));
@@ -241,9 +232,8 @@ class OwnJudge {
       if (!expected.empty() && matches_any(policy_.not_recorded, key)) {
         ++allowed_;
       } else if (!expected.empty()) {
-        add(key, "were not recorded",
-            fmt::format("the table has {} calls, first {}", expected.size(),
-                        describe(expected.front().call)),
+        add(make_finding(key, FindingId::kCallsMissing, {},
+                         {{"calls", expected.size()}, {"first", describe(expected.front().call)}}),
             {rank});
         // a rank that records no calls at all may make all of them
         if (has_calls(r, step))
@@ -258,13 +248,17 @@ class OwnJudge {
     const bool is_wrong = std::ranges::any_of(
         record.parts, [](const PartStats& part) { return part.stats.unequal_values != 0; });
     if (is_wrong) {
-      const auto mismatch = words_of(run_.ranks[r], record, expected);
-      add(key,
-          mismatch.has_value() ? mismatch->what
-                               : fmt::format("call {} is not the one in the table",
-                                             record.parts.front().stats.first_unequal + 1),
-          fmt::format("the table has {} calls along {} in this step", expected.size(),
-                      name_of(axis)),
+      const auto mismatch = mismatch_of(run_.ranks[r], record, expected);
+      const FindingId id = mismatch.has_value() ? FindingId::kCallDiffersFromTable
+                                                : FindingId::kUnknownCallDiffersFromTable;
+      NamedValues values = {{"call", record.parts.front().stats.first_unequal + 1}};
+      if (mismatch.has_value())
+        values = {{"call", mismatch->index + 1},
+                  {"calls", mismatch->calls},
+                  {"must", mismatch->must},
+                  {"got", mismatch->got}};
+      add(make_finding(key, id, std::move(values),
+                       {{"table_calls", expected.size()}, {"axis", name_of(axis)}}),
           {rank});
       if (mismatch.has_value() && is_made_again(run_.ranks[r], record, mismatch->index))
         explain(make_cause(CauseId::kCallMadeAgain, {{"call", mismatch->index}}));
@@ -287,8 +281,8 @@ class OwnJudge {
            describe(calls[index]) == describe(calls[index - 1]);
   }
 
-  std::optional<CallMismatch> words_of(const RankTrace& rank, const Record& record,
-                                       const std::vector<ExpectedCall>& expected) const {
+  std::optional<CallMismatch> mismatch_of(const RankTrace& rank, const Record& record,
+                                          const std::vector<ExpectedCall>& expected) const {
     if (!record.kept || rank.arena == nullptr) return std::nullopt;
     const HostTensor rows = rank.tensor(record);
     return first_mismatch(expected, calls_of(rows.bytes),

@@ -92,9 +92,7 @@ std::optional<CallMismatch> first_mismatch(std::span<const ExpectedCall> expecte
   const auto made = [&](const ExpectedCall& e) { return !(e.only_if_stepped && is_skipped); };
   const auto total = std::count_if(expected.begin(), expected.end(), made);
   const auto mismatch = [&](std::size_t index, const std::string& must, const std::string& got) {
-    return CallMismatch{index,
-                        fmt::format("call {} of {} must be {}, got {}", index + 1,
-                                    std::max<std::size_t>(actual.size(), index + 1), must, got)};
+    return CallMismatch{index, std::max(actual.size(), index + 1), must, got};
   };
   std::size_t next = 0;
   std::vector<const ExpectedCall*> open;  // of a row in any order, those that have not come yet

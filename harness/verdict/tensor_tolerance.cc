@@ -239,9 +239,7 @@ SetTolerance set_own_tolerance(TensorComparison& c, const ToleranceInputs& in) {
   c.level = in.options.level;
   const Response* const response = in.reference.response(in.response_of);
   if (response == nullptr) {
-    set.not_judged = fmt::format(
-        "the reference has no response for {}: run its perturbed runs, or give a tolerance",
-        describe(in.wanted.key));
+    set.not_judged = said(RuleId::kResponseMissing, {{"tensor", describe(in.wanted.key)}});
     return set;
   }
   const double norm = std::sqrt(c.stats.sum_sq_reference);

@@ -59,7 +59,10 @@ Fault optimizer_state_swapped_on_load() {
                     "model.layers.0.mlp.gate_proj.weight.exp_avg",
                     any_rank(6),
                     {CauseId::kOptimizerStatesSwapped,
-                     {{"state", "moments"}, {"module", "mlp.gate_proj"}, {"other", "mlp.up_proj"}}},
+                     {{"state", "moments"},
+                      {"module", "mlp.gate_proj"},
+                      {"other", "mlp.up_proj"},
+                      {"parameters_are_right", 1}}},
                     1};
   return fault;
 }
@@ -102,7 +105,8 @@ Fault optimizer_steps_reset_on_load() {
   fault.expected = {Stage::kProgress,
                     "optimizer_steps",
                     any_rank(3),
-                    {CauseId::kUpdatesMiscounted, {{"counted", 1}, {"made", 2}}},
+                    {CauseId::kUpdatesMiscounted,
+                     {{"counted", 1}, {"made", 2}, {"after_resume", 1}, {"was_right_before", 1}}},
                     1};
   return fault;
 }
@@ -121,7 +125,11 @@ Fault rng_state_not_loaded() {
           probe.fired();
         });
   };
-  fault.expected = {Stage::kProgress, "rng_state", any_rank(2), {CauseId::kOtherMaskSeed}, 1};
+  fault.expected = {Stage::kProgress,
+                    "rng_state",
+                    any_rank(2),
+                    {CauseId::kOtherMaskSeed, {{"after_resume", 1}, {"was_right_before", 1}}},
+                    1};
   return fault;
 }
 
@@ -207,7 +215,8 @@ Fault rng_of_one_rank_restored_everywhere() {
       Stage::kMasks,
       "transformer.drop",
       any_rank(6),
-      {CauseId::kMasksOfOtherRank, {{"ranks", std::vector{1, 2, 3, 4, 5}}, {"owner", 0}}},
+      {CauseId::kMasksOfOtherRank,
+       {{"ranks", std::vector{1, 2, 3, 4, 5}}, {"owner_rank", 0}, {"was_right_before", 1}}},
       2};
   return fault;
 }

@@ -267,7 +267,7 @@ Fault labels_shifted_after_cp_split() {
   fault.expected = {Stage::kForward,
                     "loss_per_dp_rank",
                     any_rank(6),
-                    {CauseId::kLastTargetsMissing, {{"tokens", std::vector{3, 7, 15, 19}}}}};
+                    {CauseId::kLastTargetsMissing, {{"positions", std::vector{3, 7, 15, 19}}}}};
   return fault;
 }
 

@@ -38,7 +38,7 @@ Fault loss_mask_off_by_one() {
   };
   fault.hooks.data = hide_first_answer_token;
   fault.expected = {
-      Stage::kDataIds, "labels", any_rank(3), {CauseId::kFewerValidTokens, {{"tokens", 6}}}};
+      Stage::kDataIds, "labels", any_rank(3), {CauseId::kFewerValidTokens, {{"num_tokens", 6}}}};
   return fault;
 }
 

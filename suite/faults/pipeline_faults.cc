@@ -143,11 +143,11 @@ Fault stage_output_freed_before_send() {
   fault.source = "Megatron-LM #4047";
   fault.smallest_case = [] { return interleaved(pipeline_case("llama", {.pp = 2, .dp = 3}, 4)); };
   fault.hooks.collective = [](const Case&) { return std::make_shared<const SendsFreedOutput>(); };
-  fault.expected = {
-      Stage::kForward,
-      "model.layers.1.input_layernorm",
-      {3, 4, 5},
-      {CauseId::kReceivedOther, {{"rank", 1}, {"other", 0}, {"micro_batches", std::vector{2}}}}};
+  fault.expected = {Stage::kForward,
+                    "model.layers.1.input_layernorm",
+                    {3, 4, 5},
+                    {CauseId::kReceivedOther,
+                     {{"pp_rank", 1}, {"other_pp_rank", 0}, {"micro_batches", std::vector{2}}}}};
   return fault;
 }
 

@@ -131,7 +131,7 @@ Fault sp_dropout_stream_lost() {
   fault.expected = {Stage::kMasks,
                     "transformer.h.0.attn.resid_dropout",
                     any_rank(6),
-                    {CauseId::kOneMaskForTokens, {{"axis", "tp"}}}};
+                    {CauseId::kOneMaskForTokens, {{"axis", "tp"}, {"ranks", std::vector{0, 1}}}}};
   return fault;
 }
 

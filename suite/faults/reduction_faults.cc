@@ -102,7 +102,7 @@ Fault kv_replica_grad_partial() {
   fault.expected = {Stage::kParameterGrad,
                     "model.layers.0.self_attn.k_proj.weight",
                     any_rank(4),
-                    {CauseId::kRankLocalPartial, {{"axis", "tp"}}}};
+                    {CauseId::kRankLocalPartial, {{"axis", "tp"}, {"copies", 2}}}};
   return fault;
 }
 

@@ -132,7 +132,7 @@ Fault mean_of_rank_means() {
       Stage::kForward,
       "loss",
       any_rank(3),
-      {CauseId::kMeanOfRankMeans, {{"means", 3}, {"tokens", std::vector{44, 36, 28}}}}};
+      {CauseId::kMeanOfRankMeans, {{"means", 3}, {"token_counts", std::vector{44, 36, 28}}}}};
   return fault;
 }
 

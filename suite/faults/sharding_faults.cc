@@ -44,7 +44,10 @@ Fault embed_out_split_without_sp() {
       return repeat_own_sequence_part(value, tp_rank, tp);
     };
   };
-  fault.expected = {Stage::kForward, "model.embed_tokens", any_rank(6), {CauseId::kSlicesRepeated}};
+  fault.expected = {Stage::kForward,
+                    "model.embed_tokens",
+                    any_rank(6),
+                    {CauseId::kSlicesRepeated, {{"axes", "tp"}}}};
   return fault;
 }
 
@@ -256,7 +259,8 @@ Fault fused_shards_all_from_rank0() {
   fault.expected = {Stage::kParametersRead,
                     "model.layers.0.self_attn.q_proj.weight",
                     {1, 2, 4, 5},
-                    {CauseId::kShardsOfOtherRank, {{"axis", "tp"}, {"coordinate", 0}}}};
+                    {CauseId::kShardsOfOtherRank,
+                     {{"axis", "tp"}, {"coordinate", 0}, {"ranks", std::vector{1, 2, 4, 5}}}}};
   return fault;
 }
 

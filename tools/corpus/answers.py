@@ -39,7 +39,9 @@ class CorpusError(Exception):
 
 
 def rounded(number: object) -> object:
-    """A number with the digits that are compared; anything else as it is."""
+    """A number, or each of a list, with the digits that are compared; anything else as it is."""
+    if isinstance(number, list):
+        return [rounded(one) for one in number]
     if isinstance(number, bool) or not isinstance(number, (int, float)):
         return number
     return float(f"{number:.{DIGITS}g}")
@@ -83,12 +85,10 @@ def cause_fields(text: str) -> Answer:
 
 
 def id_fields(field: str, value: dict) -> Answer:
-    """A finding, cause or rule of a report as id and named numbers."""
+    """A finding, cause or rule of a report as id, named numbers and named words."""
     fields: Answer = {field: value["id"]}
-    numbers = value.get("numbers") or {}
-    pairs = numbers.items() if isinstance(numbers, dict) else enumerate(numbers)
-    for name, number in pairs:
-        fields[f"{field}.{name}"] = rounded(number)
+    for name, given in {**(value.get("numbers") or {}), **(value.get("words") or {})}.items():
+        fields[f"{field}.{name}"] = rounded(given)
     return fields
 
 

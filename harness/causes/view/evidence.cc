@@ -390,8 +390,8 @@ Cause Evidence::scale_cause(double factor, NamedValues more) const {
     return made(CauseId::kClippedByOtherNorm, {{"step", *step}});
   const bool looks_like_one = fmt::format("{:.4g}", factor) == "1" && factor != 1;
   if (!looks_like_one) return made(CauseId::kScale, {});
-  return made(CauseId::kScaleNearOne, {{"sign", factor < 1 ? "-" : "+"},
-                                       {"away", std::abs(factor - 1)}});
+  return made(CauseId::kScaleNearOne,
+              {{"sign", factor < 1 ? "-" : "+"}, {"away", std::abs(factor - 1)}});
 }
 
 double Evidence::clip_ratio() const {

@@ -12,8 +12,8 @@
 #include <string_view>
 #include <tuple>
 
-#include "core/base/error.h"
 #include "core/comm/collective.h"
+#include "harness/ids/rule.h"
 #include "harness/trace/parts.h"
 
 namespace isoshard::detail {
@@ -130,18 +130,15 @@ class Claims {
     if (found.cut == nullptr) return;
     const std::string cut = describe(found.cut->key);
     if (found.copied != nullptr && elements_of(*found.copied) >= elements_of(*found.cut))
-      throw FileError(fmt::format(
-          "{}: {} is said to be cut along {} and {}, which is not smaller, to be copied: ranks "
-          "must show all that they hold; record the whole copy of each rank, or allow the first "
-          "with --not-recorded '{}/{}'",
-          file.string(), cut, name_of(axis), describe(found.copied->key),
-          name_of(found.cut->key.kind), found.cut->key.name));
+      refuse(
+          file, RuleId::kCutBesideCopies,
+          {{"tensor", cut},
+           {"axis", name_of(axis)},
+           {"copied", describe(found.copied->key)},
+           {"pattern", fmt::format("{}/{}", name_of(found.cut->key.kind), found.cut->key.name)}});
     if (policy_.collectives && !is_gathered_along(axis))
-      throw FileError(
-          fmt::format("{}: {} is said to be cut along {}, but the trusted side says that ranks of "
-                      "{} gather and scatter nothing there: each must have a copy, and show all of "
-                      "it",
-                      file.string(), cut, name_of(axis), run_.subject));
+      refuse(file, RuleId::kCutButNeverGathered,
+             {{"tensor", cut}, {"axis", name_of(axis)}, {"subject", run_.subject}});
   }
 
   /// Whether ranks call anything along an axis that moves parts and does not add up.

@@ -41,15 +41,16 @@ std::string Counted::words(std::string_view noun, std::string_view which,
                      number == 1 ? "was" : "were", verb, first);
 }
 
-std::string missing_ranks(const Trace& run) {
+Rule missing_ranks(const Trace& run) {
   std::vector<int> missing;
   for (int rank = 0; rank < run.mesh.world_size(); ++rank) {
     if (std::ranges::count(run.ranks, rank, &RankTrace::rank) != 1) missing.push_back(rank);
   }
   if (missing.empty() && run.ranks.size() == static_cast<std::size_t>(run.mesh.world_size()))
-    return "";
-  return fmt::format("{} of {} ranks are there; missing or doubled: {}", run.ranks.size(),
-                     run.mesh.world_size(), fmt::join(missing, ", "));
+    return {};
+  return said(
+      RuleId::kRanksMissing,
+      {{"ranks", run.ranks.size()}, {"world_size", run.mesh.world_size()}, {"missing", missing}});
 }
 
 std::vector<int> absent_ranks(const Trace& run, const std::vector<Held>& held) {

@@ -27,7 +27,7 @@ struct Counted {
 };
 
 /// "3 of 4 ranks are there; missing or doubled: 2"; empty if each rank of the mesh is there once.
-[[nodiscard]] std::string missing_ranks(const Trace& run);
+[[nodiscard]] Rule missing_ranks(const Trace& run);
 
 /// The ranks that do not have a record which the others have, and that hold some of it by its
 /// layout.

@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "harness/ids/rule.h"
 #include "harness/stats/tolerance.h"
 #include "harness/trace/numbers.h"
 #include "harness/trace/parts.h"
@@ -51,8 +52,7 @@ double add_bias(const Reference& reference, const Record& bias, HostTensor& whol
   std::vector<double> numbers = numbers_of(whole);
   if (values.empty() || numbers.size() % values.size() != 0 ||
       whole.shape.back() != static_cast<std::int64_t>(values.size()))
-    throw VacuousError(
-        fmt::format("{} has no number for each column of the sum", describe(bias.key)));
+    throw Refused<VacuousError>(said(RuleId::kBiasDoesNotFit, {{"tensor", describe(bias.key)}}));
   double squares = 0;
   for (std::size_t i = 0; i < numbers.size(); ++i) {
     const double added = values[i % values.size()];
@@ -83,8 +83,7 @@ Summed summed(const Reference& reference, const Record& wanted, const Trace& act
     return result;
   const BiasOfModule bias = bias_of(reference, base_of(wanted.key));
   if (!bias.is_known)
-    throw VacuousError(
-        fmt::format("the reference does not say what is added to {}", describe(wanted.key)));
+    throw Refused<VacuousError>(said(RuleId::kBiasMissing, {{"tensor", describe(wanted.key)}}));
   const double unit = unit_roundoff(held.front().record->dtype);
   double magnitude = 0;
   const std::map<std::vector<int>, double> squares = squares_of(actual, held);
