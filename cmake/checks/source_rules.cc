@@ -447,7 +447,7 @@ std::vector<std::string> check_record_names(const fs::path& root) {
       R"rx(momentum_buffer)")rx");
   static const std::regex kScalar(
       "RecordKind::kScalar,"
-      R"rx( ")rx");
+      R"rx( "\w)rx");
   const std::vector<fs::path> files = files_below(root, kCodeFolders, [](const fs::path& path) {
     const std::string name = path.generic_string();
     return is_code(path) && !name.ends_with("_test.cc") &&
