@@ -96,6 +96,7 @@ NamedValues repeats_and_gaps(const Evidence& e) {
   tell("foreign", PhraseId::kIdsForeign, others);
   if (counts.empty()) return {};
   const int last = e.wanted.key.step;
+  values.emplace_back("last_step", last);
   values.push_back(NamedValue::words("until", last == 0
                                                   ? phrase(PhraseId::kInStepZero)
                                                   : phrase(PhraseId::kInSteps, {{"last", last}})));

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "harness/causes/class_causes.h"
 #include "harness/causes/run_causes.h"
@@ -329,6 +330,7 @@ Cause cause_in_update(const Evidence& e) {
         NamedValue::words("on_ranks", phrase(PhraseId::kOnTheRanks, {{"ranks", e.bad_ranks()}}))};
   }
   more.push_back(NamedValue::words("before", before));
+  more.emplace_back("is_update", true);
   Cause scale = e.scale_cause(*common, more);
   // a factor that is no number of the run may be that of a bias correction
   const bool is_formula = scale.id != CauseId::kScale && scale.id != CauseId::kScaleNearOne;
@@ -384,7 +386,10 @@ Cause cause_mixed_dtypes(const Evidence& e) {
   } else if (are_floating && (stage == Stage::kForward || stage == Stage::kActivationGrad)) {
     guess = phrase(PhraseId::kAutocast);
   }
+  std::vector<std::string_view> others;
+  for (const auto& [dtype, ranks] : mixed->others) others.push_back(name_of(dtype));
   return make_cause(CauseId::kMixedDtypes, {{"ranks", mixed->odd_ranks()},
+                                            {"others", others},
                                             {"usual", name_of(mixed->usual)},
                                             NamedValue::words("dtypes", mixed->words()),
                                             NamedValue::words("guess", guess)});

@@ -13,6 +13,7 @@
 #include "core/base/float_bits.h"
 #include "harness/checkpoints/checkpoint_files_for_tests.h"
 #include "harness/checkpoints/rounded.h"
+#include "harness/testing/is_cause.h"
 #include "harness/testing/said_matchers.h"
 #include "harness/testing/test_folder.h"
 
@@ -105,7 +106,7 @@ TEST_F(CompareCheckpoints, ATransposedMatrixIsNamedSo) {
   });
 
   EXPECT_EQ(verdict.status, Status::kDiverges);
-  EXPECT_THAT(verdict.findings.at(0).diagnosis, HasSubstr("transposed"));
+  EXPECT_THAT(verdict.findings.at(0).cause, IsCause(CauseId::kTransposed));
 }
 
 TEST_F(CompareCheckpoints, ExchangedHalvesOfAFusedMatrixAreNamedSo) {
@@ -115,7 +116,8 @@ TEST_F(CompareCheckpoints, ExchangedHalvesOfAFusedMatrixAreNamedSo) {
   });
 
   EXPECT_EQ(verdict.status, Status::kDiverges);
-  EXPECT_EQ(verdict.findings.at(0).diagnosis, "the halves of dim 0 are in the order 1, 0");
+  EXPECT_THAT(verdict.findings.at(0).cause,
+              IsCause(CauseId::kHalvesExchanged, {{"order", std::vector{1, 0}}}));
 }
 
 TEST_F(CompareCheckpoints, ExchangedRowsAreNamedAsPermuted) {
@@ -125,7 +127,9 @@ TEST_F(CompareCheckpoints, ExchangedRowsAreNamedAsPermuted) {
   });
 
   EXPECT_EQ(verdict.status, Status::kDiverges);
-  EXPECT_THAT(verdict.findings.at(0).diagnosis, HasSubstr("order 2, 1, 0, 3"));
+  EXPECT_THAT(
+      verdict.findings.at(0).cause,
+      IsCause(CauseId::kPartsInOtherOrder, {{"parts", 4}, {"order", std::vector{2, 1, 0, 3}}}));
 }
 
 TEST_F(CompareCheckpoints, AFactorIsNamed) {
@@ -134,7 +138,7 @@ TEST_F(CompareCheckpoints, AFactorIsNamed) {
   });
 
   EXPECT_EQ(verdict.status, Status::kDiverges);
-  EXPECT_THAT(verdict.findings.at(0).diagnosis, HasSubstr("scale 2"));
+  EXPECT_THAT(verdict.findings.at(0).cause, IsCause(CauseId::kScale, {{"scale", 2}}));
 }
 
 TEST_F(CompareCheckpoints, ATransposedMatrixOfAnotherShapeIsNamedSo) {
@@ -147,14 +151,14 @@ TEST_F(CompareCheckpoints, ATransposedMatrixOfAnotherShapeIsNamedSo) {
   });
 
   EXPECT_EQ(verdict.status, Status::kDiverges);
-  EXPECT_EQ(verdict.findings.at(0).diagnosis, "transposed");
+  EXPECT_THAT(verdict.findings.at(0).cause, IsCause(CauseId::kTransposed));
 }
 
 TEST_F(CompareCheckpoints, ACopyOfAnotherTensorIsNamedSo) {
   const Verdict verdict = judged([](Tensors& t) { at(t, kQ) = at(t, kK); });
 
   EXPECT_EQ(verdict.status, Status::kDiverges);
-  EXPECT_EQ(verdict.findings.at(0).diagnosis, std::string("equals ") + kK + " of the reference");
+  EXPECT_THAT(verdict.findings.at(0).cause, IsCause(CauseId::kEqualsOtherTensor, {{"tensor", kK}}));
 }
 
 TEST_F(CompareCheckpoints, ExchangedTensorsAreNamedSo) {
@@ -162,7 +166,8 @@ TEST_F(CompareCheckpoints, ExchangedTensorsAreNamedSo) {
 
   EXPECT_EQ(verdict.status, Status::kDiverges);
   ASSERT_THAT(verdict.findings, SizeIs(2));
-  EXPECT_EQ(verdict.findings[0].diagnosis, std::string(kK) + " and " + kQ + " are exchanged");
+  EXPECT_THAT(verdict.findings[0].cause,
+              IsCause(CauseId::kTensorsExchanged, {{"first", kK}, {"second", kQ}}));
 }
 
 TEST_F(CompareCheckpoints, AMissingTensorIsFound) {

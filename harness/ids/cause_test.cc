@@ -68,6 +68,9 @@ TEST(Causes, AreComparedByIdAndListedValues) {
   EXPECT_FALSE(is_expected(CauseId::kRankLocalPartial, {{"rank", 0}}));
   EXPECT_FALSE(is_expected(CauseId::kRankLocal, {}));
   EXPECT_FALSE(is_expected(CauseId::kNone, {}));
+  EXPECT_TRUE(is_expected(CauseId::kNone, {{"axis", "tp"}}));
+  EXPECT_FALSE(is_expected(CauseId::kNone, {{"axis", "dp"}}));
+  EXPECT_FALSE(mismatch({CauseId::kNone, {{"axis", "tp"}}}, Cause()).empty());
 }
 
 TEST(Causes, KeepWordsOfTheSentenceOutOfTheData) {

@@ -79,7 +79,8 @@ template <TabledId Id>
   return {id, with_short_lists(std::move(values)), std::move(text)};
 }
 
-/// What is expected of something that has an id: the id, and some of its values.
+/// What is expected of something that has an id: the id, and some of its values. With values and
+/// no id, anything that has these values.
 template <TabledId Id>
 struct ExpectedId {
   Id id = Id::kNone;
@@ -89,9 +90,10 @@ struct ExpectedId {
 /// "rank_local_partial (axis tp, copies 3)".
 template <TabledId Id>
 [[nodiscard]] std::string in_words(const ExpectedId<Id>& expected) {
-  std::string text(expected.id == Id::kNone ? "none" : name_of(expected.id));
-  if (!expected.values.empty()) text += " (" + in_words(expected.values) + ")";
-  return text;
+  if (expected.values.empty()) return std::string(name_of(expected.id));
+  const std::string name(expected.id == Id::kNone ? "any " + std::string(kind_of(expected.id))
+                                                  : std::string(name_of(expected.id)));
+  return name + " (" + in_words(expected.values) + ")";
 }
 
 /// Why an id with values is not the expected one: "the cause must be rank_local_partial, got
@@ -102,8 +104,9 @@ template <TabledId Id>
                                    double relative = 0.005) {
   const auto name = [](Id any) { return std::string(any == Id::kNone ? "none" : name_of(any)); };
   const std::string kind(kind_of(id));
-  if (id != expected.id)
-    return "the " + kind + " must be " + name(expected.id) + ", got " + name(id);
+  const bool is_any = expected.id == Id::kNone && !expected.values.empty();
+  if (id != expected.id && (!is_any || id == Id::kNone))
+    return "the " + kind + " must be " + (is_any ? "any" : name(expected.id)) + ", got " + name(id);
   const std::string problem = mismatch_of(expected.values, values, relative);
   return problem.empty() ? problem : kind + " " + name(id) + ": " + problem;
 }

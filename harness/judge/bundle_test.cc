@@ -13,6 +13,7 @@
 #include "core/base/error.h"
 #include "harness/judge/compare_bundles.h"
 #include "harness/testing/bundle_edit.h"
+#include "harness/testing/is_cause.h"
 #include "harness/testing/said_matchers.h"
 #include "harness/testing/synthetic.h"
 #include "harness/verdict/verdict.h"
@@ -192,7 +193,8 @@ TEST_F(Bundles, CanBeJudgedAgainstEachOther) {
   EXPECT_EQ(assembled_reference.status, Status::kConforms) << assembled_reference.reason;
   ASSERT_EQ(wrong.status, Status::kDiverges);
   EXPECT_EQ(wrong.findings.at(0).key.name, "w");
-  EXPECT_THAT(wrong.findings[0].diagnosis, HasSubstr("scale 3 = tp"));
+  EXPECT_THAT(wrong.findings[0].cause,
+              IsCause(CauseId::kScaleOfFormula, {{"scale", 3}, {"formula", "tp"}}));
 }
 
 TEST_F(Bundles, HoldEachRecordInOneDtype) {
