@@ -54,7 +54,7 @@ Finding finding_by_id(const RecordKey& key, const json& given, const std::filesy
                                           name));
   NamedValues values;
   for (const char* const part : {"numbers", "words"}) {
-    const json of_part = detail::field_or<json>(given, part, json::object(), file);
+    const json of_part = given.contains(part) ? given.at(part) : json::object();
     if (!of_part.is_object())
       detail::refuse_form(file, fmt::format("\"{}\" of a finding must be an object", part));
     for (const auto& [value_name, value] : of_part.items())

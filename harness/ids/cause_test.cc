@@ -70,7 +70,7 @@ TEST(Causes, AreComparedByIdAndListedValues) {
   EXPECT_FALSE(is_expected(CauseId::kNone, {}));
   EXPECT_TRUE(is_expected(CauseId::kNone, {{"axis", "tp"}}));
   EXPECT_FALSE(is_expected(CauseId::kNone, {{"axis", "dp"}}));
-  EXPECT_FALSE(mismatch({CauseId::kNone, {{"axis", "tp"}}}, {}).empty());
+  EXPECT_FALSE(mismatch({CauseId::kNone, {{"axis", "tp"}}}, Cause()).empty());
 }
 
 TEST(Causes, KeepWordsOfTheSentenceOutOfTheData) {
