@@ -471,6 +471,35 @@ std::vector<std::string> check_record_names(const fs::path& root) {
   return problems;
 }
 
+std::vector<std::string> check_sentences(const fs::path& root) {
+  static const std::regex kSearch(
+      R"rx(\b(diagnosis|reason|evidence|what|cause\.text|rule\.text)(\(\))?\.)rx"
+      R"rx((r?find\w*|substr|starts_with|ends_with|contains|erase)\()rx");
+  static const std::regex kParse(
+      R"rx(\b(sto[dfil]+|strto\w+|from_chars|sscanf|regex_\w+)\(.*)rx"
+      R"rx(\b(diagnosis|reason|evidence|what|cause\.text|rule\.text)\b)rx");
+  const std::vector<fs::path> files =
+      files_below(root, {"harness", "suite", "app", "conformance"}, [](const fs::path& path) {
+        return is_code(path) && !path.generic_string().ends_with("_test.cc");
+      });
+  require_files(files, root);
+  std::vector<std::string> problems;
+  for (const fs::path& path : files) {
+    const std::vector<std::string> lines = lines_of(root / path);
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+      const std::string code = without_comment(lines[i]);
+      std::smatch match;
+      if (!std::regex_search(code, match, kSearch) && !std::regex_search(code, match, kParse))
+        continue;
+      problems.push_back(
+          fmt::format("{}:{}: reads a sentence ({}): use the id and the values of the finding, "
+                      "cause or rule",
+                      path.generic_string(), i + 1, match.str()));
+    }
+  }
+  return problems;
+}
+
 std::vector<std::string> check_licence_lines(const fs::path& root) {
   std::vector<std::string> folders = kCodeFolders;
   folders.insert(folders.end(), {"tools", "python", ".ci", ".github"});

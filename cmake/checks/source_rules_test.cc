@@ -57,6 +57,7 @@ using TimeLimits = PlantedTree;
 using SubjectNames = PlantedTree;
 using DegreePairs = PlantedTree;
 using RecordNameLiterals = PlantedTree;
+using Sentences = PlantedTree;
 using LicenceLines = PlantedTree;
 using DeviceLiterals = PlantedTree;
 using OrphanTests = PlantedTree;
@@ -266,6 +267,25 @@ TEST_F(RecordNameLiterals, SuffixesAndScalarsAreFound) {
       check_record_names(root_),
       ElementsAre(HasSubstr("harness/judge/wrong.cc:1: a part of a record's name"),
                   HasSubstr("wrong.cc:3"), HasSubstr("wrong.cc:4"), HasSubstr("wrong.cc:5")));
+}
+
+TEST_F(Sentences, TreeTakesNoneApart) {
+  EXPECT_THAT(check_sentences(kRoot), IsEmpty());
+}
+
+TEST_F(Sentences, SearchesAndParsersAreFound) {
+  plant("harness/judge/fine.cc",
+        "finding.diagnosis += words;  // diagnosis.find(\"scale\")\nwhatever.find(name);\n");
+  plant("harness/judge/fine_test.cc", "finding.diagnosis.find(\"scale\");\n");
+  EXPECT_THAT(check_sentences(root_), IsEmpty());
+
+  plant("suite/verify/wrong.cc",
+        "if (verdict.reason.starts_with(\"first\")) {}\nstd::stod(first.diagnosis.c_str() + 6);\n"
+        "std::regex_search(finding.what, match, kNumber);\ncause.text.substr(6);\n");
+  EXPECT_THAT(
+      check_sentences(root_),
+      ElementsAre(HasSubstr("suite/verify/wrong.cc:1: reads a sentence"), HasSubstr("wrong.cc:2"),
+                  HasSubstr("wrong.cc:3"), HasSubstr("wrong.cc:4")));
 }
 
 TEST_F(LicenceLines, TreeHasThem) {

@@ -93,9 +93,8 @@ void add_finding(const Finding& finding, Verdict& verdict) {
     set_diverges(verdict);
     verdict.reason = "first " + words_of(finding);
   } else if (is_first) {
-    constexpr std::string_view kFirst = "first ";
-    if (verdict.reason.starts_with(kFirst)) verdict.reason.erase(0, kFirst.size());
-    verdict.reason = fmt::format("first {}; also {}", words_of(finding), verdict.reason);
+    verdict.reason =
+        fmt::format("first {}; among recorded tensors, {}", words_of(finding), verdict.reason);
   } else {
     verdict.reason += "; also " + words_of(finding);
   }

@@ -85,7 +85,6 @@ TEST(GivenFindings, ComeBeforeTheVerdictsOwnOfTheirStage) {
   for (Verdict* verdict : {&ids, &forward, &settings}) add_given_findings(whole_batch(), *verdict);
 
   EXPECT_EQ(ids.findings.front().what, "every rank has all samples");
-  EXPECT_EQ(ids.reason, "first every rank has all samples; also own; scale 2");
   EXPECT_EQ(forward.findings.front().what, "every rank has all samples");
   EXPECT_EQ(settings.findings.front().what, "own");
   EXPECT_EQ(settings.findings.size(), 2U);

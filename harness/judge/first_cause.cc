@@ -268,10 +268,12 @@ void summarise_first(Verdict& verdict, const Causes& causes) {
     const auto counts = count_recomputed(verdict, causes, first.key, cause);
     // where values are recorded again, and no mask is, there is nothing to count
     if (counts.second > 0) first.diagnosis += shared_by(counts, "");
-    first.diagnosis +=
+    first.forward_words =
         forward_words(verdict, first.key.step) + gradient_words(verdict, first.key.step);
+  } else if (first.stage > Stage::kForward) {
+    first.forward_words = forward_words(verdict, first.key.step);
   }
-  if (first.stage > Stage::kForward) first.diagnosis += forward_words(verdict, first.key.step);
+  first.diagnosis += first.forward_words;
 }
 
 void stop_at_wrong_data(Verdict& verdict) {

@@ -126,6 +126,8 @@ struct Finding {
   Cause cause;           ///< the likely one; none if no pattern fits
   /// The cause in words, with its tensor and what is around it; empty if no pattern fits.
   std::string diagnosis;
+  /// What `diagnosis` ends with: "; forward right". Empty if it says nothing of the forward pass.
+  std::string forward_words;
   std::vector<int> ranks;  ///< where it shows; the first one is the first rank to diverge
   bool confirmed = false;  ///< the controller repeated the comparison on the kept bytes
 };

@@ -29,15 +29,6 @@ Finding finding_at(const RunDifference& where, FindingId id, NamedValues values,
   return finding;
 }
 
-/// A cause without what it says of the forward pass, which holds within tolerances only.
-std::string without_forward_words(std::string diagnosis) {
-  for (const PhraseId id : {PhraseId::kForwardRight, PhraseId::kForwardExact}) {
-    const std::string words = phrase(id);
-    if (diagnosis.ends_with(words)) diagnosis.erase(diagnosis.size() - words.size());
-  }
-  return diagnosis;
-}
-
 }  // namespace
 
 Trace without_bytes(const Trace& run) {
@@ -96,8 +87,11 @@ Verdict with_cause_of(Verdict exact, const Verdict& within) {
   if (exact.findings.empty() || within.findings.empty()) return exact;
   Finding& first = exact.findings.front();
   if (!first.diagnosis.empty()) return exact;
-  first.cause = within.findings.front().cause;
-  first.diagnosis = without_forward_words(within.findings.front().diagnosis);
+  const Finding& other = within.findings.front();
+  first.cause = other.cause;
+  first.diagnosis = other.diagnosis;
+  // what is said of the forward pass holds within tolerances only
+  first.diagnosis.resize(other.diagnosis.size() - other.forward_words.size());
   exact.reason = words_of_first(first, exact.mesh);
   return exact;
 }
