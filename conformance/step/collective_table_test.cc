@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "harness/judge/own_records.h"
+#include "harness/testing/is_cause.h"
 #include "harness/trace/collective_calls.h"
 #include "subjects/train/loss_normalizer.h"
 #include "suite/record/expected_calls.h"
@@ -194,7 +195,8 @@ TEST(CollectiveTable, FindsCallsThatNobodyRecorded) {
 
   ASSERT_EQ(own.findings.size(), 8U) << "two axes on four ranks";
   EXPECT_THAT(own.findings[0].what, HasSubstr("were not recorded"));
-  EXPECT_EQ(own.findings[0].diagnosis, "") << "a run that records no calls may make all of them";
+  EXPECT_THAT(own.findings[0].cause, IsNoCause())
+      << "a run that records no calls may make all of them";
 }
 
 TEST(CollectiveTable, SaysThatNothingIsExchangedAlongOneAxis) {
@@ -210,8 +212,7 @@ TEST(CollectiveTable, SaysThatNothingIsExchangedAlongOneAxis) {
   const OwnRecords own = judge_own_records(run, with_collectives(policy_of(item), item));
 
   ASSERT_EQ(own.findings.size(), 4U);
-  EXPECT_THAT(own.findings[0].diagnosis,
-              HasSubstr("no call along tp is there, but along other axes"));
+  EXPECT_THAT(own.findings[0].cause, IsCause(CauseId::kNoCallAlongAxis, {{"axis", "tp"}}));
 }
 
 // Another dp rank shows the same: what this one read may have been anything.

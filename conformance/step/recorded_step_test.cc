@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "harness/judge/judge.h"
+#include "harness/testing/is_cause.h"
 #include "subjects/data/sampler.h"
 #include "subjects/optim/wrapped_optimizer.h"
 #include "subjects/parallel/wrapped_data_parallel.h"
@@ -200,7 +201,9 @@ TEST(RecordedStep, NamesTheMicroBatchWhoseGradientsAreLost) {
     expect_first(verdict, "model.embed_tokens.weight.micro_batch", Stage::kParameterGrad, 0);
     if (HasFatalFailure()) return;
     EXPECT_EQ(verdict.findings.front().key.call, 1) << subject;
-    EXPECT_THAT(verdict.findings.front().diagnosis, HasSubstr("micro-batch")) << subject;
+    EXPECT_THAT(verdict.findings.front().cause,
+                IsCause(CauseId::kMicroBatchMissing, {{"missing", std::vector{1}}}))
+        << subject;
   }
 }
 

@@ -69,12 +69,11 @@ bool parameters_are_right(const Trace& run, int step) {
 Cause cause_of_owner(const Evidence& e, const RecordKey& saved, const std::string& owner,
                      bool is_swapped) {
   const std::string state = state_of(saved.name);
-  NamedValues values = {
-      {"state", state.starts_with("exp_avg") ? phrase(PhraseId::kMoments) : state},
-      {"module", module_of(saved.name)},
-      {"other", module_of(owner)},
-      {"parameter", parent_of(saved.name)},
-      {"other_parameter", parent_of(owner)}};
+  NamedValues values = {{"state", state.starts_with("exp_avg") ? "moments" : state},
+                        {"module", module_of(saved.name)},
+                        {"other", module_of(owner)},
+                        {"parameter", parent_of(saved.name)},
+                        {"other_parameter", parent_of(owner)}};
   const bool is_right = parameters_are_right(e.actual, saved.step);
   values.emplace_back("parameters_are_right", is_right);
   if (is_right)
