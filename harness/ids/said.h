@@ -79,8 +79,8 @@ template <TabledId Id>
   return {id, with_short_lists(std::move(values)), std::move(text)};
 }
 
-/// What is expected of something that has an id: the id, and some of its values. With values and
-/// no id, anything that has these values.
+/// What is expected of something that has an id: the id, and some of its values. Values without an
+/// id are expected of any id.
 template <TabledId Id>
 struct ExpectedId {
   Id id = Id::kNone;
@@ -90,10 +90,10 @@ struct ExpectedId {
 /// "rank_local_partial (axis tp, copies 3)".
 template <TabledId Id>
 [[nodiscard]] std::string in_words(const ExpectedId<Id>& expected) {
-  if (expected.values.empty()) return std::string(name_of(expected.id));
-  const std::string name(expected.id == Id::kNone ? "any " + std::string(kind_of(expected.id))
-                                                  : std::string(name_of(expected.id)));
-  return name + " (" + in_words(expected.values) + ")";
+  const std::string_view without = expected.values.empty() ? "none" : "any";
+  std::string text(expected.id == Id::kNone ? without : name_of(expected.id));
+  if (!expected.values.empty()) text += " (" + in_words(expected.values) + ")";
+  return text;
 }
 
 /// Why an id with values is not the expected one: "the cause must be rank_local_partial, got
@@ -105,7 +105,7 @@ template <TabledId Id>
   const auto name = [](Id any) { return std::string(any == Id::kNone ? "none" : name_of(any)); };
   const std::string kind(kind_of(id));
   const bool is_any = expected.id == Id::kNone && !expected.values.empty();
-  if (id != expected.id && (!is_any || id == Id::kNone))
+  if (is_any ? id == Id::kNone : id != expected.id)
     return "the " + kind + " must be " + (is_any ? "any" : name(expected.id)) + ", got " + name(id);
   const std::string problem = mismatch_of(expected.values, values, relative);
   return problem.empty() ? problem : kind + " " + name(id) + ": " + problem;

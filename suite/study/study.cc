@@ -171,7 +171,7 @@ class Study {
     // where the first tensor has no cause of its own, that of another one is given
     const RecordKey own = final_gradient_of(first.key).value_or(first.key);
     const auto of = std::ranges::find(first.cause.values, "of", &NamedValue::name);
-    if (of != first.cause.values.end() && of->value != CauseValue(describe(own)) &&
+    if (of != first.cause.values.end() && of->value != IdValue(describe(own)) &&
         row.within_place.has_value())
       row.blame.at_place = false;
   }
