@@ -187,7 +187,9 @@ TEST(CollectiveTable, FindsCallsThatNobodyRecorded) {
   const Case item = step_case("autotp", {.dp = 2, .tp = 2});
   Trace run = run_case(item, Reference(), digests_only({}));
   for (RankTrace& rank : run.ranks)
-    std::erase_if(rank.records, [](const Record& record) { return is_collectives(record.key); });
+    std::erase_if(rank.records, [](const Record& record) {
+      return role_of(record.key) == NameRole::kCollectives;
+    });
 
   const OwnRecords own = judge_own_records(run, with_collectives(policy_of(item), item));
 
@@ -202,7 +204,8 @@ TEST(CollectiveTable, SaysThatNothingIsExchangedAlongOneAxis) {
   Trace run = run_case(item, Reference(), digests_only({}));
   for (RankTrace& rank : run.ranks) {
     std::erase_if(rank.records, [](const Record& record) {
-      return is_collectives(record.key) && axis_of_collectives(record.key) == Axis::kTp;
+      return role_of(record.key) == NameRole::kCollectives &&
+             axis_of_collectives(record.key) == Axis::kTp;
     });
   }
 

@@ -14,7 +14,6 @@
 
 #include "harness/judge/judge.h"
 #include "harness/testing/is_cause.h"
-#include "harness/trace/clipped.h"
 #include "subjects/data/sampler.h"
 #include "subjects/optim/wrapped_optimizer.h"
 #include "subjects/parallel/wrapped_data_parallel.h"
@@ -165,7 +164,7 @@ TEST(RecordedStep, ShowsGradientsBetweenMicroBatches) {
       EXPECT_THAT(verdict.reason,
                   HasSubstr("wrong after micro-batch 0, right at the end of the step"));
       for (const Finding& finding : verdict.findings)
-        EXPECT_TRUE(final_gradient_of(finding.key).has_value()) << finding.what;
+        EXPECT_TRUE(role_of(finding.key) == NameRole::kMicroBatch) << finding.what;
     }
   }
 }
@@ -243,8 +242,9 @@ TEST(RecordedStep, HasGradientsAfterEachMicroBatchButTheLast) {
     for (const RankTrace& rank : run.ranks) {
       int between = 0, gradients = 0;
       for (const Record& record : rank.records) {
-        if (record.key.kind != RecordKind::kGrad || unclipped_of(record.key).has_value()) continue;
-        if (!final_gradient_of(record.key).has_value()) {
+        if (record.key.kind != RecordKind::kGrad || role_of(record.key) == NameRole::kClipped)
+          continue;
+        if (role_of(record.key) != NameRole::kMicroBatch) {
           ++gradients;
           EXPECT_FALSE(is_partial(record.layout)) << describe(record.key);
           continue;
@@ -274,7 +274,7 @@ TEST(RecordedStep, NeedNotShowGradientsBetweenMicroBatchesButThenNone) {
   };
 
   const Verdict none =
-      without([](const RecordKey& key) { return final_gradient_of(key).has_value(); });
+      without([](const RecordKey& key) { return role_of(key) == NameRole::kMicroBatch; });
   const Verdict one = without([](const RecordKey& key) {
     return key.name == "model.norm.weight.micro_batch" && key.call == 1;
   });

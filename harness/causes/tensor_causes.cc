@@ -296,8 +296,7 @@ std::optional<Ids> ids_that_hold(const Evidence& e, const View& view,
 /// The step near the tensor's own whose learning rate is the right one times the factor.
 std::optional<int> step_of_rate(const Evidence& e, double factor) {
   const auto rate_in = [&](int step) {
-    const RecordKey key{step, RecordKind::kScalar, "learning_rate", 0};
-    return e.reference.find(key) == nullptr ? 0.0 : e.reference_value(key).item();
+    return e.scalar(step, NameRole::kLearningRate).value_or(0.0);
   };
   const double own = rate_in(e.wanted.key.step);
   for (const int away : {-1, 1, -2, 2}) {

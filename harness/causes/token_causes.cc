@@ -381,8 +381,8 @@ Cause cause_in_tokens(const Evidence& e) {
 Cause cause_in_targets(const Evidence& e) {
   const int cp = e.actual.mesh.degree(Axis::kCp);
   const View* bad = e.views.empty() ? nullptr : e.first_bad_view();
-  if (cp == 1 || bad == nullptr || !e.wanted.key.name.starts_with("loss") ||
-      e.wanted.key.kind != RecordKind::kScalar || !are_few_logits(e, labels_of_step(e)))
+  if (cp == 1 || bad == nullptr || !is_named_loss(role_of(e.wanted.key)) ||
+      !are_few_logits(e, labels_of_step(e)))
     return {};
   for (const Chunks order : {Chunks::kHeadAndTail, Chunks::kTailOnly, Chunks::kInTurn}) {
     TokenSums sums;
@@ -413,8 +413,8 @@ Cause cause_in_targets(const Evidence& e) {
 Cause cause_in_rank_means(const Evidence& e) {
   const int cp = e.actual.mesh.degree(Axis::kCp);
   const Stats& stats = e.result.comparison.stats;
-  if (cp == 1 || e.wanted.key.kind != RecordKind::kScalar || stats.numel != 1 ||
-      (e.wanted.key.name != "loss" && e.wanted.key.name != "loss_backward"))
+  const NameRole role = role_of(e.wanted.key);
+  if (cp == 1 || stats.numel != 1 || (role != NameRole::kLoss && role != NameRole::kLossBackward))
     return {};
   const double right = e.whole.defined() && e.whole.numel() == 1 ? e.whole.item() : 0;
   const double seen = right * stats.scale();

@@ -11,6 +11,7 @@
 
 #include "harness/judge/judge.h"
 #include "harness/testing/is_cause.h"
+#include "harness/testing/said_matchers.h"
 #include "harness/testing/synthetic.h"
 #include "harness/verdict/verdict.h"
 
@@ -211,7 +212,7 @@ TEST(RecordDtypes, OfGradientsThatOverflowAreHeldToTheSame) {
 
   EXPECT_EQ(clean.status, Status::kConforms) << clean.reason;
   ASSERT_EQ(verdict.status, Status::kDiverges);
-  EXPECT_THAT(verdict.findings[0].what, HasSubstr("has another dtype"));
+  EXPECT_THAT(verdict.findings[0], FindingIs(FindingId::kDtypesOfRanksDiffer));
 }
 
 TEST(RecordDtypes, ThatAreNotTheReferencesOnAnyRankAreNoted) {
