@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Test helper: bundles of a reference and of right runs, and what their author may edit.
 #pragma once
-#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <filesystem>
@@ -16,7 +15,6 @@
 #include "core/io/safetensors.h"
 #include "fixtures/cases/case_settings.h"
 #include "harness/bundle/bundle.h"
-#include "harness/ids/rule.h"
 #include "harness/judge/compare_bundles.h"
 #include "harness/testing/bundle_edit.h"
 #include "suite/record/expected_calls.h"
@@ -65,8 +63,7 @@ inline const TestFolder& bundles() {
   return folder;
 }
 
-/// What a comparison ends with: the exit code of the command, and what is printed, with the id of
-/// the first finding or of the rule that refuses.
+/// What a comparison ends with: the exit code of the command, and what is printed.
 struct End {
   int code = 0;
   std::string text;
@@ -77,15 +74,14 @@ inline End compared(const fs::path& reference, const fs::path& actual,
   try {
     const Verdict verdict = compare_bundles(reference, actual, {}, rules);
     std::string text = verdict.reason;
-    if (!verdict.findings.empty()) text += fmt::format(" [{}]", name_of(verdict.findings[0].id));
     for (const std::string& note : verdict.notes) text += "\n" + note;
     return {verdict.status == Status::kConforms ? 0 : 1, text};
   } catch (const UsageError& error) {
-    return {2, message_of(error)};
+    return {2, error.what()};
   } catch (const FileError& error) {
-    return {3, message_of(error)};
+    return {3, error.what()};
   } catch (const InfrastructureError& error) {
-    return {4, message_of(error)};
+    return {4, error.what()};
   }
 }
 
