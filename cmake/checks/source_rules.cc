@@ -251,8 +251,8 @@ std::vector<std::string> check_layering(const fs::path& root, const std::vector<
           problems.push_back(fmt::format("{}:{}: GoogleTest is for *_test.cc files", file, i + 1));
       } else if (std::regex_search(lines[i], match, kOwn)) {
         // Examples are projects of their own: they include what lies beside them.
-        const bool is_own = row->folder == "examples" &&
-                            fs::exists((root / path).parent_path() / match[1].str());
+        const bool is_own =
+            row->folder == "examples" && fs::exists((root / path).parent_path() / match[1].str());
         const std::string problem = is_own ? "" : layer_problem(root, rows, *row, match[1]);
         if (!problem.empty() && !is_test_of_layer(file, match[1]))
           problems.push_back(fmt::format("{}:{}: {}", file, i + 1, problem));
@@ -436,6 +436,65 @@ std::vector<std::string> check_degree_pairs(const fs::path& root) {
       if (static_cast<std::size_t>(match.position()) >= without_comment(lines[i]).size()) continue;
       problems.push_back(fmt::format("{}:{}: a pair of ints ({}): take Degrees or a MeshShape",
                                      path.generic_string(), i + 1, match.str()));
+    }
+  }
+  return problems;
+}
+
+std::vector<std::string> check_record_names(const fs::path& root) {
+  static const std::regex kSuffix(
+      R"rx("([^"]*[}*/])?\.(clipped|micro_batch|read|partial|recomputed|master|exp_avg|exp_avg_sq|)rx"
+      R"rx(momentum_buffer)")rx");
+  static const std::regex kScalar(
+      "RecordKind::kScalar,"
+      R"rx( "\w)rx");
+  const std::vector<fs::path> files = files_below(root, kCodeFolders, [](const fs::path& path) {
+    const std::string name = path.generic_string();
+    return is_code(path) && !name.ends_with("_test.cc") &&
+           name != "src/core/observe/record_name.cc" && !is_below(name, "src/subjects/optim") &&
+           !is_below(name, "examples");
+  });
+  require_files(files, root);
+  std::vector<std::string> problems;
+  for (const fs::path& path : files) {
+    const std::vector<std::string> lines = lines_of(root / path);
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+      const std::string code = without_comment(lines[i]);
+      std::smatch match;
+      if (!std::regex_search(code, match, kSuffix) && !std::regex_search(code, match, kScalar))
+        continue;
+      problems.push_back(fmt::format(
+          "{}:{}: a part of a record's name ({}): use NameRole and core/observe/record_name.h",
+          path.generic_string(), i + 1, match.str()));
+    }
+  }
+  return problems;
+}
+
+std::vector<std::string> check_sentences(const fs::path& root) {
+  static const std::regex kSearch(
+      R"rx(\b(diagnosis|reason|evidence|what|cause\.text|rule\.text)(\(\))?\.)rx"
+      R"rx((r?find\w*|substr|starts_with|ends_with|contains|erase)\()rx");
+  static const std::regex kParse(
+      R"rx(\b(sto[dfil]+|strto\w+|from_chars|sscanf|regex_\w+)\(.*)rx"
+      R"rx(\b(diagnosis|reason|evidence|what|cause\.text|rule\.text)\b)rx");
+  const std::vector<fs::path> files =
+      files_below(root, {"harness", "suite", "app", "conformance"}, [](const fs::path& path) {
+        return is_code(path) && !path.generic_string().ends_with("_test.cc");
+      });
+  require_files(files, root);
+  std::vector<std::string> problems;
+  for (const fs::path& path : files) {
+    const std::vector<std::string> lines = lines_of(root / path);
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+      const std::string code = without_comment(lines[i]);
+      std::smatch match;
+      if (!std::regex_search(code, match, kSearch) && !std::regex_search(code, match, kParse))
+        continue;
+      problems.push_back(
+          fmt::format("{}:{}: reads a sentence ({}): use the id and the values of the finding, "
+                      "cause or rule",
+                      path.generic_string(), i + 1, match.str()));
     }
   }
   return problems;

@@ -16,7 +16,6 @@
 #include "core/base/error.h"
 #include "harness/fault/collective_fault.h"
 #include "harness/judge/judge.h"
-#include "harness/trace/clipped.h"
 #include "suite/faults/fault.h"
 #include "suite/record/expected_calls.h"
 #include "suite/reference/reference.h"
@@ -97,7 +96,7 @@ TEST_P(FaultDetection, AlarmsAndNamesTheFirstTensorRankAndCause) {
   const Finding& first = verdict.findings.front();
   ASSERT_FALSE(first.ranks.empty());
   // of several micro-batches the sum after one of them is named, where that is wrong already
-  const std::string name = final_gradient_of(first.key).value_or(first.key).name;
+  const std::string name = final_of(first.key).name;
   const bool first_right = first.stage == expected.stage &&
                            (expected.name.empty() || name == expected.name) &&
                            first.key.step == expected.step;

@@ -12,7 +12,6 @@
 
 #include "fixtures/cases/world_size.h"
 #include "harness/judge/judge.h"
-#include "harness/trace/clipped.h"
 #include "suite/faults/catalogue.h"
 #include "suite/faults/fault.h"
 #include "suite/record/expected_calls.h"
@@ -181,7 +180,7 @@ TEST_P(FaultElsewhere, IsAlarmedAtTheFirstTensorWithItsCause) {
   ASSERT_EQ(outcome.verdict.status, Status::kDiverges) << outcome.verdict.reason;
   const Finding& first = outcome.verdict.findings.front();
   EXPECT_EQ(first.stage, find_fault(GetParam().fault).expected->stage) << first.what;
-  EXPECT_EQ(final_gradient_of(first.key).value_or(first.key).name, GetParam().tensor) << first.what;
+  EXPECT_EQ(final_of(first.key).name, GetParam().tensor) << first.what;
   EXPECT_EQ(mismatch(GetParam().cause, first.cause), "") << first.what << "\n" << first.evidence;
   for (const Finding& finding : outcome.verdict.findings)
     EXPECT_NE(finding.cause.id, CauseId::kMeanOfRankMeans) << finding.what << ": counts are equal";

@@ -7,11 +7,15 @@
 #include <algorithm>
 #include <cstdint>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <tuple>
 #include <utility>
+#include <vector>
 
 #include "core/base/error.h"
+#include "core/base/printable.h"
 #include "core/io/json.h"
+#include "harness/bundle/bundle_form.h"
 #include "harness/bundle/bundle_json.h"
 #include "harness/trace/stage.h"
 
@@ -22,12 +26,49 @@ using nlohmann::json;
 
 constexpr int kSchema = 1;
 
+/// A number, a word, or several of one kind.
+NamedValue value_of(const std::string& name, const json& given, const std::filesystem::path& file) {
+  const bool is_list = given.is_array();
+  const auto all = [&](auto is_one) {
+    return is_list ? std::ranges::all_of(given, is_one) : is_one(given);
+  };
+  if (all([](const json& one) { return one.is_number_integer(); })) {
+    if (is_list) return {name, given.get<std::vector<std::int64_t>>()};
+    return {name, given.get<std::int64_t>()};
+  }
+  if (all([](const json& one) { return one.is_number(); })) {
+    if (is_list) return {name, given.get<std::vector<double>>()};
+    return {name, given.get<double>()};
+  }
+  if (is_list) detail::refuse_form(file, fmt::format("\"{}\" must list numbers", printable(name)));
+  return {name, detail::text_field(json{{"value", given}}, "value", file)};
+}
+
+/// {"id", "numbers", "words"}, as report.json has it.
+Finding finding_by_id(const RecordKey& key, const json& given, const std::filesystem::path& file) {
+  const auto name = detail::text_field(given, "id", file);
+  const std::optional<FindingId> id = find_id<FindingId>(name);
+  if (!id.has_value())
+    detail::refuse_form(file, fmt::format("the \"id\" of a finding must be one that 'isoshard list "
+                                          "findings' lists, got '{}'",
+                                          name));
+  NamedValues values;
+  for (const char* const part : {"numbers", "words"}) {
+    const json of_part = given.contains(part) ? given.at(part) : json::object();
+    if (!of_part.is_object())
+      detail::refuse_form(file, fmt::format("\"{}\" of a finding must be an object", part));
+    for (const auto& [value_name, value] : of_part.items())
+      values.push_back(value_of(value_name, value, file));
+  }
+  return make_finding(key, *id, std::move(values));
+}
+
 Finding finding_of(const json& entry, const std::filesystem::path& file) {
-  Finding finding;
-  finding.key = detail::key_of(entry, {}, file);
-  finding.stage = stage_of(finding.key);
-  finding.what =
-      fmt::format("{}: {}", describe(finding.key), detail::text_field(entry, "what", file));
+  const RecordKey key = detail::key_of(entry, {}, file);
+  Finding finding = entry.contains("finding")
+                        ? finding_by_id(key, entry.at("finding"), file)
+                        : make_finding(key, FindingId::kGiven,
+                                       {{"problem", detail::text_field(entry, "what", file)}});
   finding.diagnosis = detail::text_field(entry, "cause", file);
   for (const std::int64_t rank : detail::field<Shape>(entry, "ranks", file))
     finding.ranks.push_back(static_cast<int>(rank));
@@ -49,14 +90,11 @@ void add_finding(const Finding& finding, Verdict& verdict) {
   const bool is_first = at == verdict.findings.begin();
   verdict.findings.insert(at, finding);
   if (verdict.status == Status::kConforms || verdict.status == Status::kVacuous) {
-    verdict.status = Status::kDiverges;
-    verdict.strength = Strength::kNone;
-    verdict.shows_too_little = false;
+    set_diverges(verdict);
     verdict.reason = "first " + words_of(finding);
   } else if (is_first) {
-    constexpr std::string_view kFirst = "first ";
-    if (verdict.reason.starts_with(kFirst)) verdict.reason.erase(0, kFirst.size());
-    verdict.reason = fmt::format("first {}; also {}", words_of(finding), verdict.reason);
+    verdict.reason =
+        fmt::format("first {}; among recorded tensors, {}", words_of(finding), verdict.reason);
   } else {
     verdict.reason += "; also " + words_of(finding);
   }

@@ -9,22 +9,20 @@
 #include <string>
 #include <vector>
 
-#include "core/base/error.h"
-
 namespace isoshard {
 namespace {
 
 TEST(Causes, HaveUniqueNamesThatParseBack) {
   std::set<std::string> names;
-  for (const CauseId id : all_causes()) {
+  for (const CauseId id : all_ids<CauseId>()) {
     const std::string name(name_of(id));
     EXPECT_TRUE(names.insert(name).second) << name;
-    EXPECT_EQ(parse_cause_id(name), id) << name;
+    EXPECT_EQ(find_id<CauseId>(name), id) << name;
     EXPECT_TRUE(std::ranges::all_of(name, [](char c) {
       return c == '_' || (c >= 'a' && c <= 'z');
     })) << name;
   }
-  EXPECT_THROW((void)parse_cause_id("scael"), UsageError);
+  EXPECT_EQ(find_id<CauseId>("scael"), std::nullopt);
 }
 
 TEST(Causes, FillPlaceholdersByName) {
@@ -70,6 +68,9 @@ TEST(Causes, AreComparedByIdAndListedValues) {
   EXPECT_FALSE(is_expected(CauseId::kRankLocalPartial, {{"rank", 0}}));
   EXPECT_FALSE(is_expected(CauseId::kRankLocal, {}));
   EXPECT_FALSE(is_expected(CauseId::kNone, {}));
+  EXPECT_TRUE(is_expected(CauseId::kNone, {{"axis", "tp"}}));
+  EXPECT_FALSE(is_expected(CauseId::kNone, {{"axis", "dp"}}));
+  EXPECT_FALSE(mismatch({CauseId::kNone, {{"axis", "tp"}}}, Cause()).empty());
 }
 
 TEST(Causes, KeepWordsOfTheSentenceOutOfTheData) {

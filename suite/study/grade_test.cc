@@ -103,7 +103,7 @@ TEST(CauseGrade, OfASkippedReductionNeedsItsAxis) {
 TEST(CauseGrade, OfNoiseIsAtMostThePlace) {
   Composition noise = scaled();
   noise.change = StudyChange::kNoise;
-  for (const CauseId id : all_causes())
+  for (const CauseId id : all_ids<CauseId>())
     EXPECT_NE(on_tp_rank_1(noise, id, {{"scale", 1.01}, {"axis", "tp"}}), CauseGrade::kRight)
         << name_of(id);
   EXPECT_EQ(on_tp_rank_1(noise, CauseId::kScale, {{"scale", 1.01}}), CauseGrade::kWrong);

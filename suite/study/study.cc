@@ -14,7 +14,6 @@
 #include "fixtures/cases/setting.h"
 #include "harness/judge/judge.h"
 #include "harness/judge/own_records.h"
-#include "harness/trace/clipped.h"
 #include "harness/trace/collective_calls.h"
 #include "harness/verdict/equal_runs.h"
 #include "harness/world/interrupt.h"
@@ -54,7 +53,7 @@ StudyTags tags_of(const Case& item, const Reference& reference, const Trace& cle
   }
   for (const RankTrace& rank : clean.ranks) {
     for (const Record& record : rank.records) {
-      if (!is_collectives(record.key) || !record.kept) continue;
+      if (role_of(record.key) != NameRole::kCollectives || !record.kept) continue;
       for (const CollectiveCall& call : calls_of(rank.tensor(record).bytes)) {
         const bool has_result = call.op != CollectiveOp::kSend &&
                                 call.op != CollectiveOp::kBarrier && is_floating(call.dtype);
@@ -169,9 +168,9 @@ class Study {
     row.blame = {.at_place = row.within_place, .ranks = first.ranks, .cause = first.cause};
     row.diagnosis = first.diagnosis;
     // where the first tensor has no cause of its own, that of another one is given
-    const RecordKey own = final_gradient_of(first.key).value_or(first.key);
+    const RecordKey own = final_of(first.key);
     const auto of = std::ranges::find(first.cause.values, "of", &NamedValue::name);
-    if (of != first.cause.values.end() && of->value != CauseValue(describe(own)) &&
+    if (of != first.cause.values.end() && of->value != IdValue(describe(own)) &&
         row.within_place.has_value())
       row.blame.at_place = false;
   }

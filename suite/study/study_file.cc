@@ -117,11 +117,11 @@ class LineReader {
   [[nodiscard]] Cause cause() {
     Cause cause;
     const std::string id = text(), values = text();
+    const std::optional<CauseId> found = id.empty() ? CauseId::kNone : find_id<CauseId>(id);
+    if (!found.has_value()) refuse("a cause", id);
+    cause.id = *found;
     try {
-      cause.id = id.empty() ? CauseId::kNone : parse_cause_id(id);
       cause.values = values_of(nlohmann::json::parse(values));
-    } catch (const UsageError& error) {
-      refuse("a cause", error.what());
     } catch (const nlohmann::json::exception&) {
       refuse("values of a cause", values);
     }

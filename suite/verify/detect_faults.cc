@@ -15,7 +15,6 @@
 
 #include "core/base/error.h"
 #include "fixtures/cases/setting.h"
-#include "harness/trace/clipped.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/machine.h"
 #include "suite/reference/warm_up_training.h"
@@ -68,7 +67,7 @@ ReportCase judged(FaultJudge& judge, const Fault& fault, const Case& item,
 
 bool is_place(const ExpectedDetection& expected, const Finding& first) {
   // of several micro-batches the sum after one of them is named, where that is wrong already
-  const std::string name = final_gradient_of(first.key).value_or(first.key).name;
+  const std::string name = final_of(first.key).name;
   return first.stage == expected.stage && first.key.step == expected.step &&
          (expected.name.empty() || name == expected.name);
 }
@@ -198,7 +197,7 @@ std::string missed(const Fault& fault, const Verdict& verdict) {
     return fmt::format("it must be alarmed, got: {}", verdict.reason);
   const Finding& first = verdict.findings.front();
   if (!is_place(expected, first)) {
-    const std::string name = final_gradient_of(first.key).value_or(first.key).name;
+    const std::string name = final_of(first.key).name;
     return fmt::format("the first finding must be {}, got {}",
                        place_of(expected.stage, expected.name, expected.step),
                        place_of(first.stage, name, first.key.step));

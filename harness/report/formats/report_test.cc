@@ -210,7 +210,7 @@ TEST(Report, ListsEveryMissingTensor) {
 TEST(ReportJson, HoldsStatusTensorsAndFindings) {
   const nlohmann::json report = verdict_json(verdict_of(2));
 
-  EXPECT_EQ(report["schema"], 1);
+  EXPECT_EQ(report["schema"], 2);
   EXPECT_EQ(report["status"], "diverges");
   EXPECT_EQ(report["mesh"][0]["axis"], "dp");
   EXPECT_EQ(report["tensors"].size(), 6U);

@@ -66,10 +66,9 @@ json tensor_json(const TensorComparison& t) {
 }
 
 /// Numbers and words apart, so that a reader need not look at types.
-json cause_json(const Cause& cause) {
-  if (cause.empty()) return nullptr;
+json values_json(const NamedValues& values) {
   json numbers_of_it = json::object(), words = json::object();
-  for (const NamedValue& value : cause.values) {
+  for (const NamedValue& value : values) {
     if (!value.is_data) continue;
     std::visit(
         [&](const auto& held) {
@@ -86,15 +85,30 @@ json cause_json(const Cause& cause) {
         },
         value.value);
   }
-  return {{"id", name_of(cause.id)}, {"numbers", numbers_of_it}, {"words", words}};
+  return {{"numbers", numbers_of_it}, {"words", words}};
+}
+
+template <TabledId Id>
+json id_json(Id id, const NamedValues& values) {
+  if (id == Id::kNone) return nullptr;
+  json j = values_json(values);
+  j["id"] = name_of(id);
+  return j;
+}
+
+template <TabledId Id>
+json id_json(const Said<Id>& said) {
+  return id_json(said.id, said.values);
 }
 
 json finding_json(const Finding& f) {
   json j = key_json(f.key);
   j["stage"] = name_of(f.stage);
+  j["finding"] = id_json(f.id, f.values);
   j["what"] = f.what;
+  j["measured"] = values_json(f.measured);
   j["evidence"] = f.evidence;
-  j["cause"] = cause_json(f.cause);
+  j["cause"] = id_json(f.cause);
   j["diagnosis"] = f.diagnosis;
   j["ranks"] = f.ranks;
   j["confirmed"] = f.confirmed;
@@ -131,6 +145,10 @@ json pool_json(const PooledComparison& p) {
 
 }  // namespace
 
+json rule_json(const Rule& rule) {
+  return id_json(rule);
+}
+
 json verdict_json(const Verdict& verdict) {
   json mesh = json::array();
   for (const AxisDegree& axis : verdict.mesh.axes())
@@ -148,11 +166,12 @@ json verdict_json(const Verdict& verdict) {
   for (const PooledComparison& p : verdict.pools) pools.push_back(pool_json(p));
   json published = json::array();
   for (const PublishedBound& bound : verdict.published) published.push_back(bound_json(bound));
-  return {{"schema", 1},
+  return {{"schema", kReportSchema},
           {"status", name_of(verdict.status)},
           {"strength",
            verdict.strength == Strength::kNone ? json(nullptr) : json(name_of(verdict.strength))},
           {"reason", verdict.reason},
+          {"rule", id_json(verdict.rule)},
           {"subject", verdict.subject},
           {"copy_of", verdict.copy_of.empty() ? json(nullptr) : json(verdict.copy_of)},
           {"runs", verdict.runs},
