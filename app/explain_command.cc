@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// `isoshard explain ID`: what a contract claims, why it holds, which tests prove it, which faults
 /// break it and which negative controls show that the tests can fail; what a fault is; which
-/// sentence a finding or a cause of a report stands for, and which faults have it; or what a rule
-/// is for.
+/// sentence a finding or a cause of a report stands for, and which faults have the cause; or what a
+/// rule is for.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

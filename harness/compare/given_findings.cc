@@ -3,11 +3,14 @@
 #include "harness/compare/given_findings.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <nlohmann/json.hpp>
 #include <optional>
+#include <ranges>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -44,14 +47,33 @@ NamedValue value_of(const std::string& name, const json& given, const std::files
   return {name, detail::text_field(json{{"value", given}}, "value", file)};
 }
 
-/// {"id", "numbers", "words"}, as report.json has it.
+/// What another program may find by itself; everything else is for the judge to find.
+constexpr FindingId kGivenIds[] = {FindingId::kGiven, FindingId::kSamplesNotShared,
+                                   FindingId::kEqualInputs, FindingId::kOtherNumberOfCalls};
+
+/// Errors   FileError if the text of the id has a value that is not given.
+void require_values(FindingId id, const NamedValues& values, const std::filesystem::path& file) {
+  const std::string_view text = row_of(id).text;
+  for (std::size_t open = text.find('{'); open != text.npos; open = text.find('{', open + 1)) {
+    const std::string_view name = text.substr(open + 1, text.find('}', open) - open - 1);
+    if (std::ranges::find(values, name, &NamedValue::name) == values.end())
+      detail::refuse_form(
+          file, fmt::format("a finding \"{}\" must have the value \"{}\"", name_of(id), name));
+  }
+}
+
+/// {"id": ..., "numbers": {...}, "words": {...}} with an id of kGivenIds.
 Finding finding_by_id(const RecordKey& key, const json& given, const std::filesystem::path& file) {
   const auto name = detail::text_field(given, "id", file);
   const std::optional<FindingId> id = find_id<FindingId>(name);
-  if (!id.has_value())
-    detail::refuse_form(file, fmt::format("the \"id\" of a finding must be one that 'isoshard list "
-                                          "findings' lists, got '{}'",
-                                          name));
+  if (!id.has_value() || std::ranges::find(kGivenIds, *id) == std::end(kGivenIds))
+    detail::refuse_form(
+        file,
+        fmt::format(
+            "the \"id\" of a given finding must be one of {}, got '{}'",
+            fmt::join(kGivenIds | std::views::transform([](FindingId one) { return name_of(one); }),
+                      ", "),
+            printable(name)));
   NamedValues values;
   for (const char* const part : {"numbers", "words"}) {
     const json of_part = given.contains(part) ? given.at(part) : json::object();
@@ -60,6 +82,7 @@ Finding finding_by_id(const RecordKey& key, const json& given, const std::filesy
     for (const auto& [value_name, value] : of_part.items())
       values.push_back(value_of(value_name, value, file));
   }
+  require_values(*id, values, file);
   return make_finding(key, *id, std::move(values));
 }
 

@@ -167,6 +167,10 @@ TEST(GivenFindings, ThatAreMalformedAreRefused) {
             "ranks": [0], "finding": {"id": "no_such_finding"}}]})",
         R"({"schema": 1, "causes": [], "findings": [{"kind": "data_id", "name": "x", "cause": "",
             "ranks": [0], "finding": {"id": "equal_inputs", "numbers": {"ranks": [0, "1"]}}}]})",
+        R"({"schema": 1, "causes": [], "findings": [{"kind": "data_id", "name": "x", "cause": "",
+            "ranks": [0], "finding": {"id": "equal_inputs", "numbers": {}}}]})",
+        R"({"schema": 1, "causes": [], "findings": [{"kind": "data_id", "name": "x", "cause": "",
+            "ranks": [0], "finding": {"id": "differs_from_reference"}}]})",
         R"({"schema": 1, "causes": [], "findings": [{"kind": "data_id", "name": "x"}]})"}) {
     std::ofstream(path, std::ios::trunc) << text;
     EXPECT_THAT([&] { (void)read_given_findings(path); },

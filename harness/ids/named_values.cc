@@ -76,7 +76,14 @@ std::vector<double> numbers_of(const IdValue& value) {
       value);
 }
 
+/// Whole numbers are counts, ranks and places: near is wrong.
+bool is_whole(const IdValue& value) {
+  return std::holds_alternative<std::int64_t>(value) ||
+         std::holds_alternative<std::vector<std::int64_t>>(value);
+}
+
 bool fits(const IdValue& expected, const IdValue& seen, double relative) {
+  if (is_whole(expected) && is_whole(seen)) return numbers_of(expected) == numbers_of(seen);
   const std::vector<double> wanted = numbers_of(expected), got = numbers_of(seen);
   if (wanted.empty()) return expected == seen;
   return std::ranges::equal(wanted, got, [relative](double a, double b) {
