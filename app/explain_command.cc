@@ -148,16 +148,16 @@ void explain(const std::string& id) {
   for (const CauseId one : all_ids<CauseId>()) known.emplace_back(name_of(one));
   for (const RuleId one : all_ids<RuleId>()) known.emplace_back(name_of(one));
   throw UsageError(
-      fmt::format("'{}' is no contract, fault, finding, cause or rule{}; 'isoshard list "
-                  "contracts', and so on, lists them",
+      fmt::format("'{}' is no contract, fault, finding, cause or rule{}; run 'isoshard list' with "
+                  "contracts, faults, findings, causes or rules",
                   id, did_you_mean(id, known)));
 }
 
 int run_explain(const ParsedOptions& options) {
   if (!options.given("id"))
     throw UsageError(
-        "nothing selected: name a contract, fault, finding, cause or rule ('isoshard list "
-        "contracts', and so on, lists them)");
+        "nothing selected: name a contract, fault, finding, cause or rule; run 'isoshard list' with "
+        "contracts, faults, findings, causes or rules");
   bool is_first = true;
   for (const std::string& id : options.get<std::vector<std::string>>("id")) {
     if (!is_first) print("\n");

@@ -35,7 +35,7 @@ void expect_unique_names() {
   EXPECT_EQ(find_id<Id>("no_such_name"), std::nullopt);
 }
 
-TEST(Texts, OfFindingsAndRulesHaveUniqueNames) {
+TEST(Texts, FindingAndRuleNamesAreUnique) {
   expect_unique_names<FindingId>();
   expect_unique_names<RuleId>();
 }
