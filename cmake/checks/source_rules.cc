@@ -460,6 +460,7 @@ std::vector<std::string> check_record_names(const fs::path& root) {
     const std::vector<std::string> lines = lines_of(root / path);
     for (std::size_t i = 0; i < lines.size(); ++i) {
       const std::string code = without_comment(lines[i]);
+      if (code.find('"') == std::string::npos) continue;
       std::smatch match;
       if (!std::regex_search(code, match, kSuffix) && !std::regex_search(code, match, kScalar))
         continue;
