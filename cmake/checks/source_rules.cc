@@ -443,8 +443,8 @@ std::vector<std::string> check_degree_pairs(const fs::path& root) {
 
 std::vector<std::string> check_record_names(const fs::path& root) {
   static const std::regex kSuffix(
-      R"rx("([^"]*[}*/])?\.(clipped|micro_batch|read|partial|recomputed|master|exp_avg|exp_avg_sq|)rx"
-      R"rx(momentum_buffer)")rx");
+      R"rx("([^"]*[}*/])?\.(clipped|micro_batch|read|partial|recomputed|master|exp_avg|)rx"
+      R"rx(exp_avg_sq|momentum_buffer)")rx");
   static const std::regex kScalar(
       "RecordKind::kScalar,"
       R"rx( "\w)rx");
@@ -460,6 +460,7 @@ std::vector<std::string> check_record_names(const fs::path& root) {
     const std::vector<std::string> lines = lines_of(root / path);
     for (std::size_t i = 0; i < lines.size(); ++i) {
       const std::string code = without_comment(lines[i]);
+      if (code.find('"') == std::string::npos) continue;
       std::smatch match;
       if (!std::regex_search(code, match, kSuffix) && !std::regex_search(code, match, kScalar))
         continue;
