@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What kind of finding one is: an id, named values, and the sentences made of them.
+/// A finding as data: an id, named values, and the sentences made of them.
 #pragma once
 #include <cstdint>
 #include <span>

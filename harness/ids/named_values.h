@@ -21,7 +21,7 @@ struct NamedValue {
   template <class T>
   NamedValue(std::string_view its_name, const T& its_value)
       : name(its_name), value(as_value(its_value)) {}
-  /// Words that belong to the sentence alone, not to the data: what phrase() makes.
+  /// A value for the sentence alone, as phrase() makes it. It is not written to report.json.
   [[nodiscard]] static NamedValue words(std::string_view name, std::string words);
 
   std::string name;

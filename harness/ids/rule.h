@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// By which rule a verdict is vacuous or incomplete, or an input is refused: an id, named values,
+/// The rule that makes a verdict vacuous or incomplete, or rejects an input: an id, named values,
 /// and the sentence made of them.
 #pragma once
 #include <cstdint>
@@ -32,7 +32,7 @@ enum class RuleId : std::uint8_t {
 using Rule = Said<RuleId>;
 using ExpectedRule = ExpectedId<RuleId>;
 
-/// What an error has that refuses an input, beside its class.
+/// The rule carried by an error that rejects an input.
 class BrokenRule {
  public:
   explicit BrokenRule(Rule rule) : rule_(std::move(rule)) {}

@@ -18,7 +18,7 @@ namespace isoshard {
 struct IdRow {
   std::string_view name;  ///< "rank_local_partial": stable, used by reports, tests and catalogs
   std::string_view text;  ///< with placeholders
-  std::string_view more = {};  ///< of findings the evidence, of rules why they are there
+  std::string_view more = {};  ///< evidence text of a finding; reason for a rule
 };
 
 /// An enumeration with a table. Its first value, kNone, has an empty row.

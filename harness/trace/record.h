@@ -31,9 +31,9 @@ RecordName parsed(RecordKey&& key) = delete;
 [[nodiscard]] inline NameRole role_of(const RecordKey& key) noexcept {
   return parse_record_name(key.kind, key.name).role;
 }
-/// The record that this one is about, of the same step and call: the mask that was drawn again, the
-/// gradient before clipping, the output that a summand adds to. Of a gradient between micro-batches
-/// it is the final one, whose call is 0. Any other record is about itself.
+/// The record that this one belongs to, in the same step and call: the mask that was drawn again,
+/// the gradient before clipping, the output that a summand adds to. A gradient between
+/// micro-batches belongs to the final one, whose call is 0. Any other record belongs to itself.
 [[nodiscard]] RecordKey base_of(const RecordKey& key);
 /// The final gradient of one between micro-batches; any other record itself.
 [[nodiscard]] RecordKey final_of(const RecordKey& key);
@@ -42,8 +42,8 @@ RecordName parsed(RecordKey&& key) = delete;
 /// Whether a record repeats another one of the same run and is judged against that one alone:
 /// parameters read again, activations made again.
 [[nodiscard]] bool is_own_repetition(const RecordKey& key) noexcept;
-/// Whether a record is a gradient that the final one of its step says, clipped or not final yet.
-/// Shares of gradients and what a verdict would have missed are those of final ones.
+/// Whether a record is a clipped gradient or one between micro-batches. The final gradient of the
+/// step carries the same information, so only final ones count in shares and in "would miss".
 [[nodiscard]] bool is_gradient_besides(const RecordKey& key) noexcept;
 /// "gradient of model.norm.weight (step 0)", "forward at model.layers.0.mlp (step 0, call 1)".
 [[nodiscard]] std::string describe(const RecordKey& key);

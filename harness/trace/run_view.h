@@ -23,7 +23,7 @@ class RunView {
     const Record* const record = rank_->find(key);
     return record != nullptr && record->kept ? record : nullptr;
   }
-  /// Of a tensor that stands in a role to `base` (and of the optimizer the state's name).
+  /// The record with these parts of a name; `name.state` selects the optimizer's state.
   [[nodiscard]] const Record* value(int step, RecordKind kind, const RecordName& name,
                                     int call = 0) const {
     return find({step, kind, to_string(name), call});

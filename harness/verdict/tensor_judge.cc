@@ -102,7 +102,7 @@ class TensorJudge {
     result_.findings.push_back(std::move(finding));
   }
 
-  /// Of what the rank's record declares. Returns false.
+  /// Adds a finding about what the rank's record declares. Always returns false.
   bool refuse_form(FindingId id, int rank, NamedValues measured) {
     measured.emplace_back("rank", rank);
     add_finding(id, {}, std::move(measured), {rank}, result_.comparison.stage, true);

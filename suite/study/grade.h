@@ -33,11 +33,11 @@ struct Blame {
   Cause cause = {};
 };
 
-/// Of a run that is alarmed. The table of causes that are right, or tell the place alone, is in
-/// grade.cc. A cause that is not in it for the composition's place, change and extent is wrong, so
-/// each cause of noise is but for those that tell the place.
+/// Grades an alarmed run. grade.cc has the table of causes that are right, or name the place alone.
+/// A cause that is not in it for the composition's place, change and extent is wrong. A cause given
+/// for noise is wrong unless it only names the place.
 ///
-/// `wrong_ranks`   those that the composition is on.
+/// `wrong_ranks`   the ranks that the composition is on.
 [[nodiscard]] CauseGrade grade_of(const Composition& composition, std::span<const int> wrong_ranks,
                                   const Blame& blame);
 

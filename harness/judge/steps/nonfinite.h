@@ -29,8 +29,8 @@ class NonfiniteGradients {
   NonfiniteGradients(const Reference& reference, const JudgePolicy& policy)
       : reference_(&reference), policy_(&policy) {}
 
-  /// What is measured of a gradient (FindingId::kNotFinite) whose numbers may not be as `stats` of
-  /// the run say; empty if they may.
+  /// Measured values (FindingId::kNotFinite) of a gradient whose non-finite numbers are an error;
+  /// empty if they are allowed.
   [[nodiscard]] NamedValues problem_of(const Record& wanted, const std::vector<Held>& held,
                                        const Stats& stats);
 

@@ -9,17 +9,17 @@
 
 namespace isoshard {
 
-/// What a record holds of what its name is about.
+/// What a record holds, beyond its base.
 enum class NameRole : std::uint8_t {
-  kPlain,       ///< the value itself, under its own name; a scalar nobody knows
-  kRecomputed,  ///< of a mask or an activation: backward made it again
-  kReadAgain,   ///< of a parameter: as forward reads it in a later step than the first
-  kClipped,     ///< of a gradient: what the optimizer is given
-  kMicroBatch,  ///< of a gradient: the sum when a micro-batch but the last one ends (call 0: first)
-  kSummand,     ///< of an activation, or its gradient: what one rank adds to a module's output
-  kMaster,      ///< of the optimizer: the parameter in a dtype of its own
-  kState,       ///< of the optimizer: any other state
-  kNext,        ///< of data ids: those of the next step
+  kPlain,       ///< the value itself, under its own name; a scalar without a role
+  kRecomputed,  ///< a mask or an activation that backward computed again
+  kReadAgain,   ///< a parameter as forward reads it in a step after the first
+  kClipped,     ///< a gradient as the optimizer gets it
+  kMicroBatch,  ///< a gradient's sum after a micro-batch that is not the last (call 0: the first)
+  kSummand,     ///< what one rank adds to a module's output, or to its gradient
+  kMaster,      ///< the optimizer's copy of a parameter in a dtype of its own
+  kState,       ///< any other state of the optimizer
+  kNext,        ///< data ids of the next step
   kCollectives,  ///< scalar: what a rank called
   kLearningRate,
   kGradNorm,
@@ -35,12 +35,12 @@ enum class NameRole : std::uint8_t {
 
 /// A name in parts. It refers to the characters of the name that it was parsed from.
 struct RecordName {
-  /// The module or the parameter; of collectives "<axis>.rank<rank>", of data ids what they are,
-  /// of a scalar without a role of its own its whole name, and of other scalars nothing.
+  /// The module or the parameter. Collectives have "<axis>.rank<rank>", data ids have their kind,
+  /// a scalar without a role has its whole name, and other scalars have nothing.
   std::string_view base;
   NameRole role = NameRole::kPlain;
-  /// Of the optimizer: which one ("exp_avg", "master"). Of a record of the optimizer whose name has
-  /// no dot, which is plain, its whole name.
+  /// The optimizer's state by name ("exp_avg", "master"). A name without a dot is a state as a
+  /// whole.
   std::string_view state = {};
   friend bool operator==(const RecordName&, const RecordName&) = default;
 };
@@ -56,7 +56,7 @@ struct RecordName {
 [[nodiscard]] RecordName parse_record_name(RecordKind kind, std::string_view name) noexcept;
 RecordName parse_record_name(RecordKind kind, std::string&& name) = delete;  // it would dangle
 
-/// The name of these parts: of every name that was parsed the same name again.
+/// The name with these parts. Parsing a name and joining its parts gives the same name.
 [[nodiscard]] std::string to_string(const RecordName& name);
 
 /// The name of a scalar that has a role.
