@@ -156,8 +156,8 @@ void explain(const std::string& id) {
 int run_explain(const ParsedOptions& options) {
   if (!options.given("id"))
     throw UsageError(
-        "nothing selected: name a contract, fault, finding, cause or rule; run 'isoshard list' with "
-        "contracts, faults, findings, causes or rules");
+        "nothing selected: name a contract, fault, finding, cause or rule; run 'isoshard list' "
+        "with contracts, faults, findings, causes or rules");
   bool is_first = true;
   for (const std::string& id : options.get<std::vector<std::string>>("id")) {
     if (!is_first) print("\n");

@@ -172,7 +172,7 @@ TEST_F(ReportSchema, DescribesNumbersThatJsonLacks) {
   tables.modules = {"m"};
   tables.columns.emplace_back().output_norms["m"] = INFINITY;
 
-  const json report = {{"schema", 1},
+  const json report = {{"schema", 2},
                        {"exit_code", 1},
                        {"cases", {case_of(verdict)}},
                        {"tables", {tables_json(tables)}},
@@ -188,7 +188,7 @@ TEST_F(ReportSchema, RefusesWhatIsMissingExtraOrOfAnotherType) {
   ComparisonTables tables;
   tables.modules = {"m"};
   tables.columns.emplace_back().output_norms["m"] = 1;
-  const json right = {{"schema", 1},
+  const json right = {{"schema", 2},
                       {"exit_code", 0},
                       {"cases", {case_of(verdict)}},
                       {"tables", {tables_json(tables)}},

@@ -284,7 +284,7 @@ TEST_F(Sentences, SearchesAndParsersAreFound) {
         "std::regex_search(finding.what, match, kNumber);\ncause.text.substr(6);\n");
   EXPECT_THAT(
       check_sentences(root_),
-      ElementsAre(HasSubstr("suite/verify/wrong.cc:1: reads a sentence"), HasSubstr("wrong.cc:2"),
+      ElementsAre(HasSubstr("suite/verify/wrong.cc:2: reads a sentence"), HasSubstr("wrong.cc:3"),
                   HasSubstr("wrong.cc:4"), HasSubstr("wrong.cc:5")));
 }
 
