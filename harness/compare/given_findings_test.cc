@@ -131,7 +131,7 @@ TEST(GivenFindings, AreReadFromAFile) {
   ASSERT_EQ(given.findings.size(), 1U);
   EXPECT_EQ(given.findings[0].key, (RecordKey{1, RecordKind::kDataId, "ids", 0}));
   EXPECT_EQ(given.findings[0].stage, Stage::kDataIds);
-  EXPECT_THAT(given.findings[0].what, testing::EndsWith(": is whole"));
+  EXPECT_THAT(given.findings[0], FindingIs(FindingId::kGiven, {{"problem", "is whole"}}));
   EXPECT_EQ(given.findings[0].diagnosis, "no sampler");
   EXPECT_THAT(given.findings[0].ranks, testing::ElementsAre(0, 3));
   ASSERT_EQ(given.causes.size(), 1U);
