@@ -38,22 +38,26 @@ constexpr std::string_view text_of(const std::array<Word, kSize>& words, NameRol
   return {};
 }
 
-RecordName without_suffix(std::string_view name, NameRole role) noexcept {
-  const std::string_view suffix = text_of(kSuffixes, role);
-  if (!name.ends_with(suffix)) return {name};
-  return {name.substr(0, name.size() - suffix.size()), role};
+// The role is known to the compiler: names are parsed for each record again.
+template <NameRole kRole>
+RecordName without_suffix(std::string_view name) noexcept {
+  constexpr std::string_view kSuffix = text_of(kSuffixes, kRole);
+  if (!name.ends_with(kSuffix)) return {name};
+  return {name.substr(0, name.size() - kSuffix.size()), kRole};
 }
 
-RecordName without_prefix(std::string_view name, NameRole role) noexcept {
-  const std::string_view prefix = text_of(kPrefixes, role);
-  if (!name.starts_with(prefix)) return {name};
-  return {name.substr(prefix.size()), role};
+template <NameRole kRole>
+RecordName without_prefix(std::string_view name) noexcept {
+  constexpr std::string_view kPrefix = text_of(kPrefixes, kRole);
+  if (!name.starts_with(kPrefix)) return {name};
+  return {name.substr(kPrefix.size()), kRole};
 }
 
 RecordName of_optimizer(std::string_view name) noexcept {
+  constexpr std::string_view kMasterSuffix = text_of(kSuffixes, NameRole::kMaster);
   const std::size_t dot = name.rfind('.');
   if (dot == std::string_view::npos) return {name, NameRole::kPlain, name};
-  const bool is_master = name.substr(dot) == text_of(kSuffixes, NameRole::kMaster);
+  const bool is_master = name.substr(dot) == kMasterSuffix;
   return {name.substr(0, dot), is_master ? NameRole::kMaster : NameRole::kState,
           name.substr(dot + 1)};
 }
@@ -63,7 +67,7 @@ RecordName of_scalar(std::string_view name) noexcept {
     if (scalar.text == name) return {{}, scalar.role};
   }
   if (name.starts_with(text_of(kScalars, NameRole::kLoss))) return {name, NameRole::kOtherLoss};
-  return without_prefix(name, NameRole::kCollectives);
+  return without_prefix<NameRole::kCollectives>(name);
 }
 
 }  // namespace
@@ -71,26 +75,26 @@ RecordName of_scalar(std::string_view name) noexcept {
 RecordName parse_record_name(RecordKind kind, std::string_view name) noexcept {
   switch (kind) {
     case RecordKind::kParam:
-      return without_suffix(name, NameRole::kReadAgain);
+      return without_suffix<NameRole::kReadAgain>(name);
     case RecordKind::kGrad: {
-      const RecordName clipped = without_suffix(name, NameRole::kClipped);
+      const RecordName clipped = without_suffix<NameRole::kClipped>(name);
       return clipped.role == NameRole::kClipped ? clipped
-                                                : without_suffix(name, NameRole::kMicroBatch);
+                                                : without_suffix<NameRole::kMicroBatch>(name);
     }
     case RecordKind::kActivation: {
-      const RecordName again = without_suffix(name, NameRole::kRecomputed);
-      return again.role == NameRole::kRecomputed ? again : without_suffix(name, NameRole::kSummand);
+      const RecordName again = without_suffix<NameRole::kRecomputed>(name);
+      return again.role == NameRole::kRecomputed ? again : without_suffix<NameRole::kSummand>(name);
     }
     case RecordKind::kActivationGrad:
-      return without_suffix(name, NameRole::kSummand);
+      return without_suffix<NameRole::kSummand>(name);
     case RecordKind::kOptimizer:
       return of_optimizer(name);
     case RecordKind::kScalar:
       return of_scalar(name);
     case RecordKind::kDataId:
-      return without_prefix(name, NameRole::kNext);
+      return without_prefix<NameRole::kNext>(name);
     case RecordKind::kMask:
-      return without_suffix(name, NameRole::kRecomputed);
+      return without_suffix<NameRole::kRecomputed>(name);
   }
   return {name};
 }
