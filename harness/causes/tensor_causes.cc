@@ -324,7 +324,7 @@ Cause cause_in_update(const Evidence& e) {
   NamedValues more;
   if (!e.result.differing_axes.empty()) {
     const std::string axes = join_axes(e.result.differing_axes);
-    before = phrase(PhraseId::kCopiesDifferBefore, {{"axes", axes}}) + before;
+    before = phrase(PhraseId::kCopiesDifferOver, {{"axes", axes}}) + before;
     more = {
         NamedValue::words("on_ranks", phrase(PhraseId::kOnTheRanks, {{"ranks", e.bad_ranks()}}))};
   }

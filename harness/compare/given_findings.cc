@@ -13,6 +13,7 @@
 #include <ranges>
 #include <tuple>
 #include <utility>
+#include <variant>
 #include <vector>
 
 #include "core/base/error.h"
@@ -20,6 +21,7 @@
 #include "core/io/json.h"
 #include "harness/bundle/bundle_form.h"
 #include "harness/bundle/bundle_json.h"
+#include "harness/report/json/values_json.h"
 #include "harness/trace/stage.h"
 
 namespace isoshard {
@@ -29,25 +31,19 @@ using nlohmann::json;
 
 constexpr int kSchema = 1;
 
-/// A number, a word, or several of one kind.
+/// A number, a word or a list of numbers.
 NamedValue value_of(const std::string& name, const json& given, const std::filesystem::path& file) {
-  const bool is_list = given.is_array();
-  const auto all = [&](auto is_one) {
-    return is_list ? std::ranges::all_of(given, is_one) : is_one(given);
-  };
-  if (all([](const json& one) { return one.is_number_integer(); })) {
-    if (is_list) return {name, given.get<std::vector<std::int64_t>>()};
-    return {name, given.get<std::int64_t>()};
-  }
-  if (all([](const json& one) { return one.is_number(); })) {
-    if (is_list) return {name, given.get<std::vector<double>>()};
-    return {name, given.get<double>()};
-  }
-  if (is_list) detail::refuse_form(file, fmt::format("\"{}\" must list numbers", printable(name)));
+  const std::optional<IdValue> value = read_value(given);
+  const bool is_number = !given.is_array() && !given.is_string() && value.has_value();
+  const bool is_list = given.is_array() && value.has_value() &&
+                       !std::holds_alternative<std::vector<std::string>>(*value);
+  if (is_number || is_list) return {name, *value};
+  if (given.is_array())
+    detail::refuse_form(file, fmt::format("\"{}\" must list numbers", printable(name)));
   return {name, detail::text_field(json{{"value", given}}, "value", file)};
 }
 
-/// What another program may find by itself; everything else is for the judge to find.
+/// Findings that another program may make. Only the judge makes the others.
 constexpr FindingId kGivenIds[] = {FindingId::kGiven, FindingId::kSamplesNotShared,
                                    FindingId::kEqualInputs, FindingId::kOtherNumberOfCalls};
 
@@ -56,7 +52,7 @@ void require_values(FindingId id, const NamedValues& values, const std::filesyst
   const std::string_view text = row_of(id).text;
   for (std::size_t open = text.find('{'); open != text.npos; open = text.find('{', open + 1)) {
     const std::string_view name = text.substr(open + 1, text.find('}', open) - open - 1);
-    if (std::ranges::find(values, name, &NamedValue::name) == values.end())
+    if (find_value(values, name) == nullptr)
       detail::refuse_form(
           file, fmt::format("a finding \"{}\" must have the value \"{}\"", name_of(id), name));
   }

@@ -37,7 +37,7 @@ enum class PhraseId : std::uint16_t {
 
 /// What a pattern found. Without an id it found nothing.
 using Cause = Said<CauseId>;
-/// What a cause must be.
+/// The id and the values that a cause must have.
 using ExpectedCause = ExpectedId<CauseId>;
 
 [[nodiscard]] inline Cause make_cause(CauseId id, NamedValues values = {}) {

@@ -34,11 +34,8 @@ enum class FindingPhraseId : std::uint8_t {
   return "finding";
 }
 
-/// What a finding must be.
+/// The id and the values that a finding must have.
 using ExpectedFinding = ExpectedId<FindingId>;
-
-/// What is wrong, without its place.
-using Problem = Said<FindingId>;
 
 [[nodiscard]] std::string phrase(FindingPhraseId id, const NamedValues& values = {});
 

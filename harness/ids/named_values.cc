@@ -91,17 +91,17 @@ bool fits(const IdValue& expected, const IdValue& seen, double relative) {
   });
 }
 
-const IdValue* find(const NamedValues& values, std::string_view name) {
-  const auto found = std::ranges::find(values, name, &NamedValue::name);
-  return found == values.end() ? nullptr : &found->value;
-}
-
 }  // namespace
 
 NamedValue NamedValue::words(std::string_view name, std::string words) {
   NamedValue made(name, words);
   made.is_data = false;
   return made;
+}
+
+const IdValue* find_value(const NamedValues& values, std::string_view name) {
+  const auto found = std::ranges::find(values, name, &NamedValue::name);
+  return found == values.end() ? nullptr : &found->value;
 }
 
 std::string filled(std::string_view text, const NamedValues& values) {
@@ -119,7 +119,7 @@ std::string filled(std::string_view text, const NamedValues& values) {
     const std::size_t close = text.find('}');
     const std::string_view place = text.substr(1, close - 1);
     const std::size_t colon = place.find(':');
-    if (const IdValue* const value = find(values, place.substr(0, colon)))
+    if (const IdValue* const value = find_value(values, place.substr(0, colon)))
       made += formatted(*value, colon == std::string_view::npos ? "" : place.substr(colon + 1));
     text.remove_prefix(close + 1);
   }
@@ -141,14 +141,13 @@ NamedValues with_short_lists(NamedValues values) {
         value.value);
   }
   for (NamedValue& count : counts) {
-    if (std::ranges::find(values, count.name, &NamedValue::name) == values.end())
-      values.push_back(std::move(count));
+    if (find_value(values, count.name) == nullptr) values.push_back(std::move(count));
   }
   return values;
 }
 
 std::optional<double> number_of(const NamedValues& values, std::string_view name) {
-  const IdValue* const found = find(values, name);
+  const IdValue* const found = find_value(values, name);
   if (found == nullptr) return std::nullopt;
   if (const auto* const whole = std::get_if<std::int64_t>(found))
     return static_cast<double>(*whole);
@@ -157,19 +156,19 @@ std::optional<double> number_of(const NamedValues& values, std::string_view name
 }
 
 std::vector<double> numbers_of(const NamedValues& values, std::string_view name) {
-  const IdValue* const found = find(values, name);
+  const IdValue* const found = find_value(values, name);
   return found == nullptr ? std::vector<double>() : numbers_of(*found);
 }
 
 std::string word_of(const NamedValues& values, std::string_view name) {
-  const IdValue* const found = find(values, name);
+  const IdValue* const found = find_value(values, name);
   if (found == nullptr || !numbers_of(*found).empty()) return "";
   return formatted(*found, "");
 }
 
 std::string mismatch_of(const NamedValues& wanted, const NamedValues& values, double relative) {
   for (const NamedValue& one : wanted) {
-    const IdValue* const found = find(values, one.name);
+    const IdValue* const found = find_value(values, one.name);
     if (found == nullptr) return fmt::format("there must be {}", one.name);
     if (!fits(one.value, *found, relative))
       return fmt::format("{} must be {}, got {}", one.name, formatted(one.value, ""),

@@ -31,7 +31,9 @@ struct NamedValue {
  private:
   template <class T>
   static IdValue as_value(const T& given) {
-    if constexpr (std::is_convertible_v<const T&, std::string_view>) {
+    if constexpr (std::is_same_v<T, IdValue>) {
+      return given;
+    } else if constexpr (std::is_convertible_v<const T&, std::string_view>) {
       return std::string(std::string_view(given));
     } else if constexpr (std::is_integral_v<T>) {
       return static_cast<std::int64_t>(given);
@@ -55,14 +57,15 @@ using NamedValues = std::vector<NamedValue>;
 /// The text with its placeholders filled. A placeholder `{name}` or `{name:spec}` is replaced by
 /// the value, which is formatted as fmt does it; several values are joined by ", ". The specs s,
 /// es, is, has and verb choose between one and several, by a number or by how many values there
-/// are:
-/// `{steps} step{steps:s}`, `{rows:is} wrong`, `{ranks} hold{ranks:verb}`. A placeholder whose
+/// are: `{steps} step{steps:s}`, `{rows:is} wrong`, `{ranks} hold{ranks:verb}`. A placeholder whose
 /// value is not given is left out. A brace of the text itself is doubled.
 [[nodiscard]] std::string filled(std::string_view text, const NamedValues& values);
 
 /// Cuts lists of more than 64 values to the first 64, and adds "num_<name>": how many there were.
 [[nodiscard]] NamedValues with_short_lists(NamedValues values);
 
+/// The value of that name; null where there is none.
+[[nodiscard]] const IdValue* find_value(const NamedValues& values, std::string_view name);
 /// The number of that name; nothing where there is none, or several.
 [[nodiscard]] std::optional<double> number_of(const NamedValues& values, std::string_view name);
 /// The numbers of that name, one or several; empty where there are none.

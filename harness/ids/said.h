@@ -14,7 +14,7 @@
 
 namespace isoshard {
 
-/// What a table says of an id.
+/// The row of an id in its table.
 struct IdRow {
   std::string_view name;  ///< "rank_local_partial": stable, used by reports, tests and catalogs
   std::string_view text;  ///< with placeholders
@@ -79,8 +79,7 @@ template <TabledId Id>
   return {id, with_short_lists(std::move(values)), std::move(text)};
 }
 
-/// What is expected of something that has an id: the id, and some of its values. With values and
-/// no id, anything that has these values.
+/// The id that is expected, and some of its values. Values without an id are expected of any id.
 template <TabledId Id>
 struct ExpectedId {
   Id id = Id::kNone;

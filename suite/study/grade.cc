@@ -122,13 +122,8 @@ constexpr std::array kTellThePlace = {
     CauseId::kSameRowAdded,
 };
 
-const IdValue* value_of(const Cause& cause, std::string_view name) {
-  const auto found = std::ranges::find(cause.values, name, &NamedValue::name);
-  return found == cause.values.end() ? nullptr : &found->value;
-}
-
 bool says_word(const Cause& cause, std::string_view name, std::string_view word) {
-  const IdValue* const value = value_of(cause, name);
+  const IdValue* const value = find_value(cause.values, name);
   const auto* const text = value == nullptr ? nullptr : std::get_if<std::string>(value);
   return text != nullptr && *text == word;
 }
@@ -139,7 +134,7 @@ bool shows(double difference, double magnitude) {
 }
 
 bool says_factors(const Cause& cause, const Composition& c) {
-  const IdValue* const value = value_of(cause, "factors");
+  const IdValue* const value = find_value(cause.values, "factors");
   const auto* const factors = value == nullptr ? nullptr : std::get_if<std::vector<double>>(value);
   if (factors == nullptr) return false;
   const auto is_right = [](double factor) { return std::fabs(factor - 1) < 1e-4; };

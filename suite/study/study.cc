@@ -169,9 +169,8 @@ class Study {
     row.diagnosis = first.diagnosis;
     // where the first tensor has no cause of its own, that of another one is given
     const RecordKey own = final_of(first.key);
-    const auto of = std::ranges::find(first.cause.values, "of", &NamedValue::name);
-    if (of != first.cause.values.end() && of->value != IdValue(describe(own)) &&
-        row.within_place.has_value())
+    const IdValue* const of = find_value(first.cause.values, "of");
+    if (of != nullptr && *of != IdValue(describe(own)) && row.within_place.has_value())
       row.blame.at_place = false;
   }
 

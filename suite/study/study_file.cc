@@ -12,7 +12,7 @@
 #include <string_view>
 
 #include "core/base/error.h"
-#include "harness/report/json/json_number.h"
+#include "harness/report/json/values_json.h"
 #include "suite/study/study.h"
 
 namespace isoshard {
@@ -41,47 +41,9 @@ std::string quoted(const std::string& text) {
 /// The values of a cause as an object of JSON, by their names.
 std::string to_json(const NamedValues& values) {
   nlohmann::json all = nlohmann::json::object();
-  for (const NamedValue& value : values) {
-    if (!value.is_data) continue;
-    std::visit(
-        [&](const auto& held) {
-          using T = std::decay_t<decltype(held)>;
-          nlohmann::json& own = all[value.name];
-          if constexpr (std::is_same_v<T, double>) {
-            own = json_number(held);
-          } else if constexpr (std::is_same_v<T, std::vector<double>>) {
-            own = nlohmann::json::array();
-            for (const double number : held) own.push_back(json_number(number));
-          } else {
-            own = held;
-          }
-        },
-        value.value);
-  }
+  for (const NamedValue& value : values)
+    if (value.is_data) all[value.name] = value_json(value.value);
   return all.dump();
-}
-
-/// Numbers that JSON does not have come back as words: none of them fits anything.
-NamedValues values_of(const nlohmann::json& all) {
-  NamedValues values;
-  const auto is_all = [](const nlohmann::json& list, bool (nlohmann::json::*is)() const noexcept) {
-    return std::ranges::all_of(list, [is](const nlohmann::json& item) { return (item.*is)(); });
-  };
-  for (const auto& [name, value] : all.items()) {
-    if (value.is_number_integer())
-      values.emplace_back(name, value.get<std::int64_t>());
-    else if (value.is_number())
-      values.emplace_back(name, value.get<double>());
-    else if (value.is_string())
-      values.emplace_back(name, value.get<std::string>());
-    else if (is_all(value, &nlohmann::json::is_number_integer))
-      values.emplace_back(name, value.get<std::vector<std::int64_t>>());
-    else if (is_all(value, &nlohmann::json::is_number))
-      values.emplace_back(name, value.get<std::vector<double>>());
-    else
-      values.emplace_back(name, value.get<std::vector<std::string>>());
-  }
-  return values;
 }
 
 class LineReader {
@@ -120,10 +82,12 @@ class LineReader {
     const std::optional<CauseId> found = id.empty() ? CauseId::kNone : find_id<CauseId>(id);
     if (!found.has_value()) refuse("a cause", id);
     cause.id = *found;
-    try {
-      cause.values = values_of(nlohmann::json::parse(values));
-    } catch (const nlohmann::json::exception&) {
-      refuse("values of a cause", values);
+    const nlohmann::json all = nlohmann::json::parse(values, nullptr, /*allow_exceptions=*/false);
+    if (!all.is_object()) refuse("values of a cause", values);
+    for (const auto& [name, given] : all.items()) {
+      const std::optional<IdValue> value = read_value(given);
+      if (!value.has_value()) refuse("values of a cause", values);
+      cause.values.emplace_back(name, *value);
     }
     return cause;
   }

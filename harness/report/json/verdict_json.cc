@@ -6,13 +6,13 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "harness/report/json/evidence_json.h"
 #include "harness/report/json/json_number.h"
+#include "harness/report/json/values_json.h"
 #include "harness/report/json/verdict_json.h"
 
 namespace isoshard {
@@ -70,20 +70,9 @@ json values_json(const NamedValues& values) {
   json numbers_of_it = json::object(), words = json::object();
   for (const NamedValue& value : values) {
     if (!value.is_data) continue;
-    std::visit(
-        [&](const auto& held) {
-          using T = std::decay_t<decltype(held)>;
-          if constexpr (std::is_same_v<T, double>)
-            numbers_of_it[value.name] = json_number(held);
-          else if constexpr (std::is_same_v<T, std::vector<double>>)
-            numbers_of_it[value.name] = numbers(held);
-          else if constexpr (std::is_same_v<T, std::string> ||
-                             std::is_same_v<T, std::vector<std::string>>)
-            words[value.name] = held;
-          else
-            numbers_of_it[value.name] = held;
-        },
-        value.value);
+    const bool is_word = std::holds_alternative<std::string>(value.value) ||
+                         std::holds_alternative<std::vector<std::string>>(value.value);
+    (is_word ? words : numbers_of_it)[value.name] = value_json(value.value);
   }
   return {{"numbers", numbers_of_it}, {"words", words}};
 }
