@@ -33,9 +33,14 @@ Values line_of(const Evidence& e, const View& view, std::int64_t dim) {
 Cause repeated(const Evidence& e, const View& view, std::int64_t dim, double error) {
   const std::int64_t size = view.actual.size(dim);
   const Values line = line_of(e, view, dim);
+  const double allowed = std::min(e.tolerance() * norm_of(view.actual), 0.25 * error);
   for (std::int64_t times = 2; times <= std::min<std::int64_t>(size, 16); ++times) {
     if (size % times != 0) continue;
     const std::int64_t length = size / times;
+    // Where copies of a slice are within `allowed` of the tensor, its first two parts are within
+    // sqrt(2) of that of each other.
+    const Values first = view.actual.narrow(dim, 0, length);
+    if (distance(first, view.actual.narrow(dim, length, length)) > 1.5 * allowed) continue;
     for (std::int64_t begin = 0; begin + length <= line.size(dim); begin += length) {
       const Values slice = line.narrow(dim, begin, length);
       if (norm_of(slice) == 0) continue;  // zeros stand everywhere alike
