@@ -25,6 +25,12 @@ std::string_view in_words(FaultLayers layers) {
   return kWords.at(static_cast<std::size_t>(layers));
 }
 
+std::string_view in_words(FaultExtent extent) {
+  constexpr std::array<std::string_view, 6> kWords = {
+      "", "a quarter of ", "one element of ", "half of ", "the zeros of ", "the second third of "};
+  return kWords.at(static_cast<std::size_t>(extent));
+}
+
 std::string in_words(const FaultRanks& ranks) {
   return ranks.are_others
              ? fmt::format(" on all {} ranks but {}", name_of(ranks.axis), ranks.coordinate)
@@ -130,8 +136,7 @@ std::string in_words(const Injection& injection) {
       break;
     default:
       text = fmt::format("{} ", verb_of(injection.change));
-      if (injection.extent != FaultExtent::kAll)
-        text += fmt::format("{} of ", name_of(injection.extent));
+      text += in_words(injection.extent);
       text += place_in_words(injection);
       std::vector<std::string_view> carried;
       for (const ParamClass one : injection.classes) carried.push_back(plural_of(one));
@@ -142,7 +147,7 @@ std::string in_words(const Injection& injection) {
   }
   if (injection.ranks.has_value()) text += in_words(*injection.ranks);
   if (injection.least_micro_batches > 1)
-    text += fmt::format(", with {} micro-batches or more", injection.least_micro_batches);
+    text += fmt::format(", with at least {} micro-batches", injection.least_micro_batches);
   return text;
 }
 

@@ -255,7 +255,7 @@ void add_reduction_faults(Faults& faults) {
        .expected = expect(Stage::kParameterGrad, "transformer.h.0.attn.c_proj.bias", any_rank(6),
                           {CauseId::kScaleOfFormula, {{"scale", 3}, {"formula", "tp"}}})});
   Injection split_steps =
-      skipped(Purpose::kGradReduce, Axis::kTp, {ParamClass::kQkNorm, ParamClass::kNorm});
+      skipped(Purpose::kGradReduce, Axis::kTp, {ParamClass::kNorm, ParamClass::kQkNorm});
   split_steps.least_micro_batches = 2;
   faults.push_back(
       {.id = "split_step_skips_tp_sum",
