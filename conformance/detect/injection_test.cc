@@ -219,6 +219,15 @@ TEST(Injection, OfAChangeThatItsPointDoesNotHaveIsRefused) {
   EXPECT_THROW((void)put({.point = FaultPoint::kForward, .change = FaultChange::kSkip}),
                UsageError);
   EXPECT_THROW((void)put({.point = FaultPoint::kPositions}), UsageError);
+  EXPECT_THROW((void)put(edited(skip(),
+                                [](Injection& i) {
+                                  i.ranks = FaultRanks{Axis::kDp, 0};
+                                })),
+               UsageError);
+  EXPECT_THROW((void)put({.point = FaultPoint::kCollective,
+                          .called = {CollectiveOp::kAllGather, Purpose::kParamGather, Axis::kDp},
+                          .side = FaultSide::kGiven}),
+               UsageError);
   EXPECT_THROW((void)put({.point = FaultPoint::kLoss, .change = FaultChange::kZero}), UsageError);
   EXPECT_THROW((void)put({.point = FaultPoint::kSetting,
                           .name = "bucket_byte",

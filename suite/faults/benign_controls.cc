@@ -3,8 +3,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include <cmath>
-#include <tuple>
 #include <utility>
 
 #include "suite/faults/catalogue.h"

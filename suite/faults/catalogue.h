@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The parts of the fault catalogue, one function per class of bug, and what they share.
 #pragma once
-#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>

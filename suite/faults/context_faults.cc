@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Faults of context parallelism: divisors by cp, blocks and tokens in the wrong place.
 #include <ATen/ATen.h>
-#include <fmt/format.h>
 
-#include <array>
-#include <functional>
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "core/comm/tensor.h"
 #include "suite/faults/catalogue.h"
 #include "suite/faults/test_doubles.h"
 

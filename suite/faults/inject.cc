@@ -133,6 +133,26 @@ bool has(FaultPoint point, FaultChange change) {
   }
 }
 
+void require_possible(const Injection& injection) {
+  constexpr std::array<std::string_view, 5> kSettings = {"autocast", "bucket_bytes", "master_dtype",
+                                                         "recompute_every", "reduction_order"};
+  if (!has(injection.point, injection.change))
+    throw UsageError(fmt::format("a change at {} must be one that this point has, got {}",
+                                 name_of(injection.point), name_of(injection.change)));
+  if (injection.point == FaultPoint::kSetting &&
+      std::ranges::find(kSettings, injection.name) == kSettings.end())
+    throw UsageError(fmt::format("a setting must be one of {}, got '{}'",
+                                 fmt::join(kSettings, ", "), injection.name));
+  if (injection.side == FaultSide::kGiven &&
+      injection.called.op.value_or(CollectiveOp::kSendRecv) != CollectiveOp::kSendRecv)
+    throw UsageError(fmt::format(
+        "what is given can be changed in send_recv and, without an op, in reductions, got {}",
+        name_of(*injection.called.op)));
+  if (injection.change == FaultChange::kSkip && injection.extent == FaultExtent::kAll &&
+      injection.ranks.has_value())
+    throw UsageError("a reduction must be skipped on all ranks: others would wait for ever");
+}
+
 at::Tensor changed_part(const at::Tensor& part, double size, const Injection& injection) {
   switch (injection.change) {
     case FaultChange::kScale:
@@ -394,15 +414,7 @@ at::Tensor changed(const at::Tensor& value, const Injection& injection) {
 
 RunOptions inject(RunOptions options, const Injection& injection, const Case& item,
                   const FaultProbe& probe) {
-  constexpr std::array<std::string_view, 5> kSettings = {"autocast", "bucket_bytes", "master_dtype",
-                                                         "recompute_every", "reduction_order"};
-  if (!has(injection.point, injection.change))
-    throw UsageError(fmt::format("a change at {} must be one that this point has, got {}",
-                                 name_of(injection.point), name_of(injection.change)));
-  if (injection.point == FaultPoint::kSetting &&
-      std::ranges::find(kSettings, injection.name) == kSettings.end())
-    throw UsageError(fmt::format("a setting must be one of {}, got '{}'",
-                                 fmt::join(kSettings, ", "), injection.name));
+  require_possible(injection);
   if (item.micro_batches < injection.least_micro_batches) return options;
   const auto resolved = std::make_shared<const Resolved>(injection, item);
   switch (injection.point) {

@@ -132,7 +132,8 @@ using Injections = std::vector<Injection>;
 
 /// Options that put the injection on a run of the case, in every step, besides what they do
 /// already: of two, the later sees a call first. `probe` counts how often it changed a bit.
-/// Errors   UsageError for a change that its point does not have, or an unknown setting.
+/// Errors   UsageError for a change that its point, side or ranks cannot have, or an unknown
+///          setting.
 [[nodiscard]] RunOptions inject(RunOptions options, const Injection& injection, const Case& item,
                                 const FaultProbe& probe);
 

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Faults of pipelines: what stages send, load, count and take for their own number.
 #include <ATen/ATen.h>
-#include <fmt/format.h>
 
-#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "core/comm/tensor.h"
 #include "core/observe/layer_name.h"
 #include "subjects/model/zoo/registry.h"
 #include "suite/faults/catalogue.h"

@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/comm/tensor.h"
 #include "subjects/parallel/tensor/autotp_plan.h"
 #include "subjects/registry/subject_spec.h"
 #include "suite/faults/catalogue.h"

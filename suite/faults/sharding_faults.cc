@@ -8,7 +8,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/comm/tensor.h"
 #include "core/mesh/layout.h"
 #include "subjects/parallel/megatron/fused_layers.h"
 #include "suite/faults/catalogue.h"

@@ -5,7 +5,6 @@
 #include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
-#include <functional>
 #include <memory>
 #include <set>
 #include <string>
