@@ -15,6 +15,7 @@ enum class Says : std::uint8_t {
   kNothing,
   kFactor,        ///< scale: 1 + magnitude
   kRootOfFactor,  ///< scale: its root
+  kLogOfFactor,   ///< offset: its logarithm
   kFactors,       ///< factors: 1 + magnitude on the ranks that go wrong, 1 on others
   kScaleZero,     ///< scale: 0
   kLargerBy,      ///< offset: above 0, as is each shift. How large it is depends on the values.
@@ -25,6 +26,7 @@ enum class Says : std::uint8_t {
   kByOne,         ///< shift: one place, either way
   kToBf16,        ///< dtype
   kOverTheCall,   ///< axis: that of the collective
+  kOneThatGives,  ///< axis, coordinate: those of the only ranks that give what they should
 };
 
 using Points = unsigned;
@@ -70,6 +72,9 @@ constexpr RightCause kRightCauses[] = {
     {kCalls, FaultChange::kScale, kAny, CauseId::kScale, Says::kFactor, Purpose::kLossReduce},
     {kCalls, FaultChange::kScale, kAny, CauseId::kScaleOfFormula, Says::kFactor,
      Purpose::kLossReduce},
+    // The call has a sum of exponentials, the loss its logarithm.
+    {kCalls, FaultChange::kScale, kWhole, CauseId::kOffsetOfDegree, Says::kLogOfFactor,
+     Purpose::kVocabParallelLogsumexp},
     {kCalls, FaultChange::kShift, kAny, CauseId::kScale, Says::kFactor, Purpose::kLossReduce},
     {kCalls, FaultChange::kShift, kAny, CauseId::kScaleOfFormula, Says::kFactor,
      Purpose::kLossReduce},
@@ -80,6 +85,8 @@ constexpr RightCause kRightCauses[] = {
     {kValues, FaultChange::kZero, kSome, CauseId::kZeros},
     {kValues, FaultChange::kZero, kOne, CauseId::kZeros, Says::kOneZero},
     {kValues, FaultChange::kZero, kWhole, CauseId::kScale, Says::kScaleZero},
+    {kCalls, FaultChange::kZero, kWhole, CauseId::kNormOfOneRank, Says::kOneThatGives,
+     Purpose::kClipNorm},
     // No record tells a gradient of zeros from one that was never made.
     {bit(FaultPoint::kBackward), FaultChange::kZero, kWhole, CauseId::kOutputDetached},
     // A step of zeros leaves the parameter as it was: all of it, or what the rank has of it.
@@ -164,6 +171,8 @@ bool holds(Says says, const Cause& cause, const Injection& c, std::span<const in
       return shows(number("scale") - 1, c.magnitude);
     case Says::kRootOfFactor:
       return shows(std::pow(number("scale"), 2) - 1, c.magnitude);
+    case Says::kLogOfFactor:
+      return shows(std::exp(number("offset")) - 1, c.magnitude);
     case Says::kFactors:
       return says_factors(cause, c);
     case Says::kScaleZero:
@@ -184,6 +193,10 @@ bool holds(Says says, const Cause& cause, const Injection& c, std::span<const in
       return says_word(cause, "dtype", "bf16");
     case Says::kOverTheCall:
       return says_word(cause, "axis", name_of(c.called.axis));
+    case Says::kOneThatGives:
+      return c.side == FaultSide::kGiven && c.ranks.has_value() && c.ranks->are_others &&
+             says_word(cause, "axis", name_of(c.ranks->axis)) &&
+             number("coordinate") == c.ranks->coordinate;
   }
   return false;
 }
