@@ -128,6 +128,7 @@ expect(2 "nothing selected: name an experiment" experiment)
 expect(0 "qwen2_tied_gqa: conforms" oracle ${SOURCE}/fixtures/oracle/qwen2_tied_gqa)
 expect(2 "at least one folder" oracle)
 expect(0 "dp_sum_missing" list faults)
+expect(0 "how it is injected\n  skips grad_reduce over dp\n" explain dp_sum_missing)
 expect(0 "step.equivalence" list contracts)
 expect(0
   "claim.*added once.*derivation.*counts tp times.*tests.*ColumnRowPair.*negative \

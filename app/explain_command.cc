@@ -89,6 +89,7 @@ void print_fault(const Fault& fault) {
     print("benign variation {}\n\na legal difference\n{}\n", fault.id,
           hanging("  ", fault.summary));
   }
+  print("how it is injected\n{}\n", hanging("  ", how_injected(fault)));
   isoshard::print("subjects\n  {}\n\nsmallest case\n  {}\n\n", fmt::join(fault.subjects, " "),
                   fault.smallest_case().slug());
   print_expected(fault);

@@ -60,6 +60,7 @@ void print_row(const Fault& fault) {
   const std::string source = fault.source.empty() ? "" : fmt::format(" [{}]", fault.source);
   isoshard::print("  {:<36} {}\n", fault.id, fmt::join(fault.subjects, " "));
   print(hanging("    ", fault.summary + source));
+  if (!fault.injections.empty()) print(hanging("    injected: ", how_injected(fault)));
 }
 
 void list_faults() {

@@ -3,8 +3,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include <cmath>
-#include <tuple>
 #include <utility>
 
 #include "suite/faults/catalogue.h"
@@ -16,66 +14,27 @@ namespace {
 
 Fault control_of(const char* id, Stage stage) {
   Fault control = find_fault(id);
+  control.injections = {};
   control.hooks = {};
   control.expected = {stage, "", {}, {}};
   return control;
 }
 
-/// With `bits` of mantissa after the leading one.
-at::Tensor rounded(const at::Tensor& x, int bits) {
-  const auto [mantissa, exponent] = at::frexp(x.to(at::kFloat));
-  const double steps = std::exp2(bits + 1);
-  return at::ldexp((mantissa * steps).round() / steps, exponent).to(x.scalar_type());
-}
-
-bool is_dp_gradient(const CallInfo& info, const Segment* segment) {
-  return info.purpose == Purpose::kGradReduce && info.axis == Axis::kDp && segment != nullptr;
-}
-
-/// Summands are rounded to fewer bits than their dtype has.
-Fault coarser_summands(const char* id, int bits) {
-  Fault control = control_of(id, Stage::kParameterGrad);
-  control.hooks.collective = [bits](const Case&) {
-    SegmentChange change{.matches = is_dp_gradient};
-    change.before = [bits](const InterceptedCall&, Buffer part) {
-      tensor_of(part).copy_(rounded(tensor_of(part), bits));
-    };
-    return change_segments(std::move(change));
-  };
+Fault control_of(const char* id, Stage stage, std::string summary, Injection injection) {
+  Fault control = control_of(id, stage);
+  control.summary = std::move(summary);
+  control.injections = {std::move(injection)};
   return control;
 }
 
-Fault sum_order_control() {
-  return coarser_summands("sum_order", 7);
-}
-Fault bf16_hops_control() {
-  return coarser_summands("bf16_hops", 2);
-}
-
-Fault bucketing_control() {
-  Fault control = control_of("bucketing", Stage::kParameterGrad);
-  control.summary = "One element of each gradient is not reduced.";
-  control.hooks.collective = [](const Case&) {
-    SegmentChange change{.matches = is_dp_gradient};
-    change.after = [](const InterceptedCall&, ConstBuffer input, Buffer result) {
-      const Buffer own{const_cast<std::byte*>(input.data), input.count, input.dtype};
-      tensor_of(result)[-1].copy_(tensor_of(own)[-1]);
-    };
-    return change_segments(std::move(change));
-  };
-  return control;
-}
-
-Fault signed_zero_control() {
-  Fault control = control_of("signed_zero", Stage::kActivationGrad);
-  control.summary = "Zeros of gradients are small numbers.";
-  control.hooks.tap = [](const Case&, int) -> TapMutation {
-    return [](const Site& site, at::Tensor value) {
-      const bool hit = site.kind == RecordKind::kActivationGrad && value.eq(0).any().item<bool>();
-      return hit ? at::where(value.eq(0), at::full_like(value, 1e-6), value) : value;
-    };
-  };
-  return control;
+/// Gradients are summed from summands of fewer bits than their dtype has.
+Fault coarser_summands(const char* id, double bits) {
+  return control_of(id, Stage::kParameterGrad, "Summands are rounded.",
+                    {.point = FaultPoint::kCollective,
+                     .called = {{}, Purpose::kGradReduce, Axis::kDp},
+                     .side = FaultSide::kGiven,
+                     .change = FaultChange::kRound,
+                     .magnitude = bits});
 }
 
 Fault padding_content_control() {
@@ -141,35 +100,6 @@ Fault ragged_epoch_control() {
   return control;
 }
 
-Fault fused_rounding_control() {
-  Fault control = control_of("fused_rounding", Stage::kForward);
-  control.summary = "A kernel rounds rotated queries to fewer bits than bf16 has.";
-  control.hooks.tap = [](const Case&, int) -> TapMutation {
-    return [](const Site& site, at::Tensor value) {
-      if (site.kind != RecordKind::kActivation || !site.name.ends_with("q_rope")) return value;
-      return value + (rounded(value, 1) - value).detach();
-    };
-  };
-  return control;
-}
-
-Fault adam_sign_control() {
-  Fault control = control_of("adam_sign", Stage::kParameterAfterStep);
-  control.summary = "Weights whose gradient is far above its noise step to the other side.";
-  control.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
-    const auto step = [probe](Optimizer& inner, NamedTensors& parameters,
-                              const NamedTensors& gradients) {
-      const at::Tensor before = parameters.at("transformer.ln_f.weight").detach().clone();
-      inner.step(parameters, gradients);
-      at::Tensor stepped = parameters.at("transformer.ln_f.weight").narrow(0, 0, 1);
-      stepped.copy_(2 * before.narrow(0, 0, 1) - stepped);
-      probe.fired();
-    };
-    parts.optimizer = optimizer_double(std::move(parts.optimizer), step);
-  };
-  return control;
-}
-
 Fault clip_form_control() {
   Fault control = control_of("clip_form", Stage::kParameterAfterStep);
   control.summary = "Gradients are clipped by max_norm / (norm + 1e-3).";
@@ -197,10 +127,37 @@ Fault clip_form_control() {
 
 std::span<const Fault> benign_variation_controls() {
   static const Faults controls{
-      sum_order_control(),       bf16_hops_control(),       bucketing_control(),
-      signed_zero_control(),     padding_content_control(), loss_chunks_control(),
-      declared_layout_control(), ragged_epoch_control(),    fused_rounding_control(),
-      adam_sign_control(),       clip_form_control()};
+      coarser_summands("sum_order", 7),
+      coarser_summands("bf16_hops", 2),
+      control_of("bucketing", Stage::kParameterGrad, "One element of each gradient is not reduced.",
+                 {.point = FaultPoint::kCollective,
+                  .name = "*",
+                  .called = {{}, Purpose::kGradReduce, Axis::kDp},
+                  .change = FaultChange::kSkip,
+                  .extent = FaultExtent::kElement,
+                  .position = 1}),
+      control_of("signed_zero", Stage::kActivationGrad, "Zeros of gradients are small numbers.",
+                 {.point = FaultPoint::kBackward,
+                  .change = FaultChange::kShift,
+                  .extent = FaultExtent::kZeros,
+                  .magnitude = 1e-3}),
+      padding_content_control(),
+      loss_chunks_control(),
+      declared_layout_control(),
+      ragged_epoch_control(),
+      control_of("fused_rounding", Stage::kForward,
+                 "A kernel rounds rotated queries to fewer bits than bf16 has.",
+                 {.point = FaultPoint::kForward,
+                  .name = "*q_rope",
+                  .change = FaultChange::kRound,
+                  .magnitude = 1}),
+      control_of("adam_sign", Stage::kParameterAfterStep,
+                 "Weights whose gradient is far above its noise step to the other side.",
+                 {.point = FaultPoint::kUpdate,
+                  .name = "transformer.ln_f.weight",
+                  .extent = FaultExtent::kElement,
+                  .magnitude = -2}),
+      clip_form_control()};
   return controls;
 }
 

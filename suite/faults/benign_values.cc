@@ -4,7 +4,6 @@
 #include <ATen/ATen.h>
 #include <ATen/core/grad_mode.h>
 
-#include <cmath>
 #include <memory>
 #include <utility>
 
@@ -16,46 +15,25 @@
 namespace isoshard {
 namespace {
 
-Fault signed_zero() {
-  Fault miss{.id = "signed_zero", .subjects = {"ddp", "autotp"}};
-  miss.summary = "Zeros have the other sign.";
-  miss.smallest_case = [] {
-    Case item = fault_case("qwen2", "autotp", {.dp = 3, .tp = 2});
-    item.data.unequal_labels = true;  // masked positions have gradients of zero
-    return item;
-  };
-  miss.hooks.tap = [](const Case&, int) -> TapMutation {
-    return [](const Site&, at::Tensor value) {
-      const at::Tensor zero = value.eq(0);
-      if (!zero.any().item<bool>()) return value;
-      // whose gradient is the value's: the sign of a zero has none
-      at::Tensor flipped = value.clone();
-      flipped.detach().copy_(at::where(zero, -value.detach(), value.detach()));
-      return flipped;
-    };
-  };
-  return miss;
+Injection zeros_negated(FaultPoint point) {
+  return {.point = point, .extent = FaultExtent::kZeros, .magnitude = -2};
 }
 
-Fault signed_zero_key_bias() {
-  Fault miss{.id = "signed_zero_key_bias", .subjects = {"ddp", "autotp"}};
-  miss.summary =
-      "The gradient of GPT-2's key bias, 0 in exact arithmetic, holds rounding noise of the other "
-      "sign.";
-  miss.smallest_case = [] { return fault_case("gpt2", "autotp", {.dp = 3, .tp = 2}); };
-  miss.hooks.collective = [](const Case&) {
-    SegmentChange change;
-    change.matches = [](const CallInfo& info, const Segment* segment) {
-      return info.purpose == Purpose::kGradReduce && segment != nullptr &&
-             segment->name.ends_with("c_attn.bias");
-    };
-    change.after = [](const InterceptedCall&, ConstBuffer, Buffer result) {
-      for_key_biases("c_attn.bias", tensor_of(result),
-                     [](const at::Tensor& noise) { noise.neg_(); });
-    };
-    return change_segments(std::move(change));
-  };
-  return miss;
+/// Keys are the second third of GPT-2's fused q, k and v.
+Injection key_biases_negated(Injection injection) {
+  injection.name = "*c_attn.bias";
+  injection.extent = FaultExtent::kSecondThird;
+  injection.magnitude = -2;
+  return injection;
+}
+
+Fault loss_in_runs(std::string id, std::string summary, double count, Case (*smallest_case)()) {
+  return {.id = std::move(id),
+          .subjects = {"ddp", "autotp"},
+          .summary = std::move(summary),
+          .smallest_case = smallest_case,
+          .injections = {
+              {.point = FaultPoint::kLoss, .change = FaultChange::kSplit, .magnitude = count}}};
 }
 
 /// A tiny Llama with 97 entries of vocabulary, padded to 2 x 64.
@@ -90,74 +68,6 @@ Fault padding_content() {
     });
   };
   return miss;
-}
-
-/// The loss of runs of the sequence, added up.
-CrossEntropy chunked_loss(const Strategy& inner, const at::Tensor& logits,
-                          const at::Tensor& targets_BS, const at::Tensor& weight_B,
-                          double label_smoothing, std::int64_t chunks) {
-  const auto logits_of = logits.tensor_split(chunks, 1),
-             targets_of = targets_BS.tensor_split(chunks, 1);
-  CrossEntropy sum =
-      inner.loss(logits_of[0].contiguous(), targets_of[0].contiguous(), weight_B, label_smoothing);
-  for (std::size_t i = 1; i < logits_of.size(); ++i) {
-    const CrossEntropy next = inner.loss(logits_of[i].contiguous(), targets_of[i].contiguous(),
-                                         weight_B, label_smoothing);
-    sum = {sum.loss + next.loss, sum.sample_sum_B + next.sample_sum_B,
-           sum.sample_count_B + next.sample_count_B};
-  }
-  return sum;
-}
-
-void use_chunked_loss(TrainerParts& parts, std::int64_t chunks, const FaultProbe& probe) {
-  parts.strategy = strategy_double(
-      parts.strategy, {.loss = [chunks, probe](const Strategy& inner, const at::Tensor& logits,
-                                               const at::Tensor& targets_BS,
-                                               const at::Tensor& weight_B, double label_smoothing) {
-        probe.fired();
-        return chunked_loss(inner, logits, targets_BS, weight_B, label_smoothing, chunks);
-      }});
-}
-
-Fault in_chunks(std::string id, std::string summary, std::int64_t chunks, Case (*smallest_case)()) {
-  Fault miss{.id = std::move(id),
-             .subjects = {"ddp", "autotp"},
-             .summary = std::move(summary),
-             .smallest_case = smallest_case};
-  miss.hooks.parts = [chunks](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
-    use_chunked_loss(parts, chunks, probe);
-  };
-  return miss;
-}
-
-Fault loss_chunks() {
-  return in_chunks("loss_chunks",
-                   "The loss of a split vocabulary is computed in 4 chunks of the sequence.", 4,
-                   [] {
-                     Case item = fault_case("llama", "autotp", {.dp = 2, .tp = 3});
-                     item.settings.make_vocab_size_divisible_by = 1;
-                     return item;
-                   });
-}
-
-Fault loss_chunks_7() {
-  return in_chunks(
-      "loss_chunks_7",
-      "The loss is computed in 7 chunks of unequal length, some without a counted token.", 7, [] {
-        Case item = fault_case("qwen2", "ddp", {.dp = 3});
-        item.data.unequal_labels = true;
-        return item;
-      });
-}
-
-Fault loss_chunks_bf16() {
-  return in_chunks("loss_chunks_bf16",
-                   "The loss of logits in bf16, with an fp32 softmax, is computed in 4 chunks.", 4,
-                   [] {
-                     Case item = fault_case("qwen2", "autotp", {.dp = 3, .tp = 2});
-                     item.dtype = Dtype::kBFloat16;
-                     return item;
-                   });
 }
 
 /// The sum over dp, divided by dp after the reduction, which rounds once more.
@@ -272,37 +182,6 @@ Fault fused_rounding() {
   return miss;
 }
 
-Fault adam_sign() {
-  Fault miss{.id = "adam_sign", .subjects = {"ddp", "autotp"}};
-  miss.summary =
-      "First step of Adam where the gradient is rounding noise: the weight steps to the other "
-      "side.";
-  miss.smallest_case = [] {
-    Case item = fault_case("gpt2", "autotp", {.dp = 3, .tp = 2});
-    item.settings.optimizer = OptimizerSettings{};
-    item.settings.optimizer.eps = 1e-15;  // below the noise: a step has the whole learning rate
-    return item;
-  };
-  miss.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
-    const auto step = [probe](Optimizer& inner, NamedTensors& parameters,
-                              const NamedTensors& gradients) {
-      NamedTensors before;
-      for (const auto& [name, parameter] : parameters) before[name] = parameter.detach().clone();
-      inner.step(parameters, gradients);
-      for (auto& [name, parameter] : parameters) {
-        const at::Tensor& old = before.at(name);
-        for_key_biases(name, parameter, [&](at::Tensor stepped) {
-          for_key_biases(name, old,
-                         [&](const at::Tensor& from) { stepped.copy_(2 * from - stepped); });
-          probe.fired();
-        });
-      }
-    };
-    parts.optimizer = optimizer_double(std::move(parts.optimizer), step);
-  };
-  return miss;
-}
-
 Fault clip_form() {
   Fault miss{.id = "clip_form", .subjects = {"ddp", "autotp"}};
   miss.summary =
@@ -356,19 +235,69 @@ Fault clip_form_norm_of_norms() {
 
 }  // namespace
 
-void for_key_biases(const std::string& name, const at::Tensor& gradient,
-                    const std::function<void(at::Tensor)>& act) {
-  if (!name.ends_with("c_attn.bias")) return;
-  const std::int64_t third = gradient.numel() / 3;  // q, k and v
-  act(gradient.detach().narrow(0, third, third));
-}
-
 void add_value_benign_variations(Faults& faults) {
-  for (Fault (*make)() : {signed_zero, signed_zero_key_bias, padding_content, loss_chunks,
-                          loss_chunks_7, loss_chunks_bf16, loss_chunks_divided_late, fused_rounding,
-                          adam_sign, clip_form, clip_form_norm_of_norms}) {
-    faults.push_back(make());
-  }
+  faults.push_back(
+      {.id = "signed_zero",
+       .subjects = {"ddp", "autotp"},
+       .summary = "Zeros have the other sign.",
+       .smallest_case =
+           [] {
+             Case item = fault_case("qwen2", "autotp", {.dp = 3, .tp = 2});
+             // masked positions have gradients of zero
+             item.data.unequal_labels = true;
+             return item;
+           },
+       .injections = {zeros_negated(FaultPoint::kForward), zeros_negated(FaultPoint::kBackward)}});
+  faults.push_back(
+      {.id = "signed_zero_key_bias",
+       .subjects = {"ddp", "autotp"},
+       .summary =
+           "The gradient of GPT-2's key bias, 0 in exact arithmetic, holds rounding noise of the "
+           "other sign.",
+       .smallest_case = [] { return fault_case("gpt2", "autotp", {.dp = 3, .tp = 2}); },
+       .injections = {key_biases_negated(
+           {.point = FaultPoint::kCollective, .called = {{}, Purpose::kGradReduce, Axis::kDp}})}});
+  faults.push_back(padding_content());
+  faults.push_back(loss_in_runs(
+      "loss_chunks", "The loss of a split vocabulary is computed in 4 chunks of the sequence.", 4,
+      [] {
+        Case item = fault_case("llama", "autotp", {.dp = 2, .tp = 3});
+        item.settings.make_vocab_size_divisible_by = 1;
+        return item;
+      }));
+  faults.push_back(loss_in_runs(
+      "loss_chunks_7",
+      "The loss is computed in 7 chunks of unequal length, some without a counted token.", 7, [] {
+        Case item = fault_case("qwen2", "ddp", {.dp = 3});
+        item.data.unequal_labels = true;
+        return item;
+      }));
+  faults.push_back(loss_in_runs(
+      "loss_chunks_bf16",
+      "The loss of logits in bf16, with an fp32 softmax, is computed in 4 chunks.", 4, [] {
+        Case item = fault_case("qwen2", "autotp", {.dp = 3, .tp = 2});
+        item.dtype = Dtype::kBFloat16;
+        return item;
+      }));
+  faults.push_back(loss_chunks_divided_late());
+  faults.push_back(fused_rounding());
+  faults.push_back(
+      {.id = "adam_sign",
+       .subjects = {"ddp", "autotp"},
+       .summary =
+           "First step of Adam where the gradient is rounding noise: the weight steps to the other "
+           "side.",
+       .smallest_case =
+           [] {
+             Case item = fault_case("gpt2", "autotp", {.dp = 3, .tp = 2});
+             item.settings.optimizer = OptimizerSettings{};
+             // below the noise: a step has the whole learning rate
+             item.settings.optimizer.eps = 1e-15;
+             return item;
+           },
+       .injections = {key_biases_negated({.point = FaultPoint::kUpdate})}});
+  faults.push_back(clip_form());
+  faults.push_back(clip_form_norm_of_norms());
 }
 
 }  // namespace isoshard

@@ -18,20 +18,11 @@
 namespace isoshard {
 namespace {
 
-Fault sum_order() {
-  Fault miss{.id = "sum_order", .subjects = {"ddp", "autotp"}};
-  miss.summary = "Gradients and activations are added around a ring instead of in rank order.";
-  miss.smallest_case = [] { return fault_case("qwen2", "autotp", {.dp = 2, .tp = 3}); };
-  miss.hooks.order = [](const Case&) { return ReductionOrder::kRing; };
-  return miss;
-}
-
-Fault sum_order_tree() {
-  Fault miss{.id = "sum_order_tree", .subjects = {"ddp", "autotp"}};
-  miss.summary = "Gradients and activations are added in pairs, and pairs of pairs.";
-  miss.smallest_case = [] { return fault_case("qwen2", "autotp", {.dp = 5}); };
-  miss.hooks.order = [](const Case&) { return ReductionOrder::kTree; };
-  return miss;
+Injection set(std::string setting, std::string value) {
+  return {.point = FaultPoint::kSetting,
+          .name = std::move(setting),
+          .change = FaultChange::kSet,
+          .value = std::move(value)};
 }
 
 /// Each gradient bucket is reduced to shards, which are then gathered.
@@ -63,7 +54,7 @@ Fault sum_order_scatter() {
   Fault miss{.id = "sum_order_scatter", .subjects = {"ddp", "autotp"}};
   miss.summary = "Reduce-scatter plus gather, around a ring, instead of one all-reduce.";
   miss.smallest_case = [] { return fault_case("llama", "ddp", {.dp = 3}); };
-  miss.hooks.order = [](const Case&) { return ReductionOrder::kRing; };
+  miss.injections = {set("reduction_order", "ring")};
   miss.hooks.collective = [](const Case&) { return std::make_shared<ScatterAndGather>(); };
   return miss;
 }
@@ -96,14 +87,6 @@ Case bf16_case(const char* subject, const Degrees& degrees) {
   return item;
 }
 
-Fault bf16_hops() {
-  Fault miss{.id = "bf16_hops", .subjects = {"ddp", "autotp"}};
-  miss.summary = "bf16 is rounded at every hop of a ring, not once.";
-  miss.smallest_case = [] { return bf16_case("autotp", {.dp = 2, .tp = 3}); };
-  miss.hooks.order = [](const Case&) { return ReductionOrder::kRing; };
-  return miss;
-}
-
 /// The sum is made in fp32, in any order, and rounded once.
 class WideReduction final : public CollectiveFault {
  public:
@@ -123,29 +106,9 @@ Fault bf16_hops_fp32_sum() {
   Fault miss{.id = "bf16_hops_fp32_sum", .subjects = {"ddp", "autotp"}};
   miss.summary = "Gradients in bf16 are added around a ring in fp32 and rounded once.";
   miss.smallest_case = [] { return bf16_case("ddp", {.dp = 3}); };
-  miss.hooks.order = [](const Case&) { return ReductionOrder::kRing; };
+  miss.injections = {set("reduction_order", "ring")};
   miss.hooks.collective = [](const Case&) { return std::make_shared<WideReduction>(); };
   return miss;
-}
-
-Fault with_buckets_of(std::string id, std::string summary, std::int64_t bytes) {
-  Fault miss{.id = std::move(id), .subjects = {"ddp", "autotp"}, .summary = std::move(summary)};
-  miss.smallest_case = [] { return fault_case("qwen2", "ddp", {.dp = 3}); };
-  miss.hooks.parts = [bytes](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
-    parts.bucket_bytes = bytes;
-    probe.fired();
-  };
-  return miss;
-}
-
-Fault bucketing() {
-  return with_buckets_of("bucketing", "One bucket per few tensors instead of one flat buffer.",
-                         4096);
-}
-
-Fault bucketing_per_tensor() {
-  return with_buckets_of("bucketing_per_tensor", "One call per tensor instead of one flat buffer.",
-                         1);
 }
 
 /// Has no sums before the end of the step.
@@ -288,31 +251,46 @@ Fault ragged_epoch_slow_rank() {
   return miss;
 }
 
-Fault ragged_epoch_recompute() {
-  Fault miss{.id = "ragged_epoch_recompute", .subjects = {"ddp", "autotp"}};
-  miss.summary = "Layers are run again in backward, where the reference keeps what they computed.";
-  miss.smallest_case = [] {
-    Case item = fault_case("gpt2", "autotp", {.dp = 2, .tp = 3});
-    set_dropout(item.config, 0.1);
-    return item;
-  };
-  miss.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
-    parts.recompute_every = 1;
-    probe.fired();
-  };
-  return miss;
-}
-
 }  // namespace
 
 void add_benign_variations(Faults& faults) {
-  for (Fault (*make)() :
-       {sum_order, sum_order_tree, sum_order_scatter, sum_order_split_k, bf16_hops,
-        bf16_hops_fp32_sum, bucketing, bucketing_per_tensor, bucketing_micro_batches,
-        bucketing_main_grads, declared_layout, ragged_epoch, ragged_epoch_drop,
-        ragged_epoch_slow_rank, ragged_epoch_recompute}) {
+  const auto with_setting = [&](std::string id, std::string summary, Case (*smallest_case)(),
+                                const char* setting, const char* value) {
+    faults.push_back({.id = std::move(id),
+                      .subjects = {"ddp", "autotp"},
+                      .summary = std::move(summary),
+                      .smallest_case = smallest_case,
+                      .injections = {set(setting, value)}});
+  };
+  Case (*const on_ddp)() = [] { return fault_case("qwen2", "ddp", {.dp = 3}); };
+  with_setting(
+      "sum_order", "Gradients and activations are added around a ring instead of in rank order.",
+      [] { return fault_case("qwen2", "autotp", {.dp = 2, .tp = 3}); }, "reduction_order", "ring");
+  with_setting(
+      "sum_order_tree", "Gradients and activations are added in pairs, and pairs of pairs.",
+      [] { return fault_case("qwen2", "autotp", {.dp = 5}); }, "reduction_order", "tree");
+  faults.push_back(sum_order_scatter());
+  faults.push_back(sum_order_split_k());
+  with_setting(
+      "bf16_hops", "bf16 is rounded at every hop of a ring, not once.",
+      [] { return bf16_case("autotp", {.dp = 2, .tp = 3}); }, "reduction_order", "ring");
+  faults.push_back(bf16_hops_fp32_sum());
+  with_setting("bucketing", "One bucket per few tensors instead of one flat buffer.", on_ddp,
+               "bucket_bytes", "4096");
+  with_setting("bucketing_per_tensor", "One call per tensor instead of one flat buffer.", on_ddp,
+               "bucket_bytes", "1");
+  for (Fault (*make)() : {bucketing_micro_batches, bucketing_main_grads, declared_layout,
+                          ragged_epoch, ragged_epoch_drop, ragged_epoch_slow_rank})
     faults.push_back(make());
-  }
+  with_setting(
+      "ragged_epoch_recompute",
+      "Layers are run again in backward, where the reference keeps what they computed.",
+      [] {
+        Case item = fault_case("gpt2", "autotp", {.dp = 2, .tp = 3});
+        set_dropout(item.config, 0.1);
+        return item;
+      },
+      "recompute_every", "1");
 }
 
 }  // namespace isoshard

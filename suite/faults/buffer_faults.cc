@@ -109,13 +109,11 @@ Fault param_gather_stride() {
   fault.source = "DeepSpeed #8158";
   fault.smallest_case = unevenly_sharded_case;
   fault.hooks.collective = [](const Case& item) { return gathered_padding(item, true); };
-  fault.expected = {Stage::kForward,
-                    "model.layers.0.input_layernorm",
-                    any_rank(5),
-                    {CauseId::kPredecessorPadding,
-                     {{"elements", 48},
-                      {"predecessor", "model.layers.0.mlp.down_proj.weight"},
-                      {"parameter", "model.layers.0.input_layernorm.weight"}}}};
+  fault.expected = expect(Stage::kForward, "model.layers.0.input_layernorm", any_rank(5),
+                          {CauseId::kPredecessorPadding,
+                           {{"elements", 48},
+                            {"predecessor", "model.layers.0.mlp.down_proj.weight"},
+                            {"parameter", "model.layers.0.input_layernorm.weight"}}});
   return fault;
 }
 
@@ -187,15 +185,14 @@ Fault params_published_late() {
     rules.after_forward = [late](DataParallel& inner, int) { late->hand_out(inner); };
     parts.data_parallel = data_parallel_double(std::move(parts.data_parallel), std::move(rules));
   };
-  fault.expected = {Stage::kParametersRead,
-                    "model.layers.0.input_layernorm.weight.read",
-                    {1, 2},
-                    {CauseId::kStaleParametersRead,
-                     {{"step", 1},
-                      {"parameter", "model.layers.0.input_layernorm.weight"},
-                      {"steps", 1},
-                      {"ranks", std::vector{1, 2}}}},
-                    1};
+  fault.expected =
+      expect(Stage::kParametersRead, "model.layers.0.input_layernorm.weight.read", {1, 2},
+             {CauseId::kStaleParametersRead,
+              {{"step", 1},
+               {"parameter", "model.layers.0.input_layernorm.weight"},
+               {"steps", 1},
+               {"ranks", std::vector{1, 2}}}},
+             1);
   return fault;
 }
 
@@ -243,7 +240,8 @@ Fault bucket_refilled_before_reduce_ends() {
     return item;
   };
   fault.hooks.collective = [](const Case&) { return std::make_shared<ReadsRefilledBucket>(); };
-  fault.expected = {Stage::kParameterGrad, "", any_rank(3), {CauseId::kWrongValuesOfOtherTensor}};
+  fault.expected =
+      expect(Stage::kParameterGrad, "", any_rank(3), {CauseId::kWrongValuesOfOtherTensor});
   return fault;
 }
 

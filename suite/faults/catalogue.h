@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The parts of the fault catalogue, one function per class of bug, and what they share.
 #pragma once
-#include <functional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -17,13 +16,10 @@ void add_scale_faults(Faults& faults);      ///< B: wrong divisors and factors
 /// C: clipping and gradient norm; I: replicas that clip differently.
 void add_clip_faults(Faults& faults);
 void add_data_faults(Faults& faults);  ///< D: labels; I: samples
-/// A, E: activations that are split over tp along the sequence.
-void add_sequence_faults(Faults& faults);
-/// E: places of shards; H: values they are drawn from.
+/// E: places of shards and tokens; H: values they are drawn from.
 void add_sharding_faults(Faults& faults);
-/// G: tied weights; J: accumulation; K: precision, optimizer.
+/// G: tied weights; J: accumulation; K: precision, optimizer; L: ZeRO's shared buffers.
 void add_step_faults(Faults& faults);
-void add_zero_faults(Faults& faults);    ///< K, L: ZeRO's masters and shared buffers
 void add_vocab_faults(Faults& faults);   ///< A, D: a vocabulary that is split over tp
 void add_random_faults(Faults& faults);  ///< H: masks of dropout, recomputed layers
 /// E, L: buffers that are walked wrongly, read late or published late.
@@ -38,6 +34,9 @@ void add_buffer_benign_variations(Faults& faults);  ///< what pads a buffer
 /// Legal differences of values: zeros, padding, roundings, the loss, the step.
 void add_value_benign_variations(Faults& faults);
 
+[[nodiscard]] ExpectedDetection expect(Stage stage, std::string name, std::vector<int> ranks,
+                                       ExpectedCause cause, int step = 0);
+
 /// The tiny model of an architecture: 2 layers, hidden 48, 6 heads, ffn 96, vocabulary 96; random
 /// ids; no weight has a special value. Group sizes of a case differ pairwise, and plain SGD is
 /// used: nothing can hide a factor.
@@ -46,11 +45,11 @@ void add_value_benign_variations(Faults& faults);
 /// The same on subject nd, with two layers for each rank of pp.
 [[nodiscard]] Case pipeline_case(std::string_view model_type, const Degrees& degrees,
                                  int micro_batches);
-
-/// Calls `act` with this process's part of the key biases of a GPT-2 gradient, whose exact value is
-/// 0. Others are left alone.
-void for_key_biases(const std::string& name, const at::Tensor& gradient,
-                    const std::function<void(at::Tensor)>& act);
+[[nodiscard]] Case of_four_micro_batches(Case item);
+/// Its head is its embedding.
+[[nodiscard]] Case tied(Case item);
+/// On subject megatron with sequence parallelism.
+[[nodiscard]] Case sequence_case(std::string_view model_type, const Degrees& degrees);
 
 /// Qwen2 with 8 heads and 2 kv heads on tp 4: two ranks hold each kv head.
 [[nodiscard]] Case copied_kv_heads_case();
@@ -58,6 +57,12 @@ void for_key_biases(const std::string& name, const at::Tensor& gradient,
 /// The same, with the norm to clip to at half the norm of its own first gradient (which is run for
 /// it).
 [[nodiscard]] Case clipped(Case item);
+
+/// Each rank keeps its own summand, of what is carried that has these classes (none: of all).
+[[nodiscard]] Injection skipped(Purpose purpose, Axis axis, std::vector<ParamClass> classes = {});
+/// What comes out is multiplied.
+[[nodiscard]] Injection scaled(Purpose purpose, Axis axis, FaultFactor factor,
+                               std::vector<ParamClass> classes = {});
 
 /// Whether a segment of a gradient is of this class. Without a segment the call names no content.
 [[nodiscard]] bool is_gradient_of(const CallInfo& info, const Segment* segment, Axis axis,

@@ -55,15 +55,14 @@ Fault optimizer_state_swapped_on_load() {
           (void)counted(probe, right, local);
         }});
   };
-  fault.expected = {Stage::kOptimizerState,
-                    "model.layers.0.mlp.gate_proj.weight.exp_avg",
-                    any_rank(6),
-                    {CauseId::kOptimizerStatesSwapped,
-                     {{"state", "moments"},
-                      {"module", "mlp.gate_proj"},
-                      {"other", "mlp.up_proj"},
-                      {"parameters_are_right", 1}}},
-                    1};
+  fault.expected =
+      expect(Stage::kOptimizerState, "model.layers.0.mlp.gate_proj.weight.exp_avg", any_rank(6),
+             {CauseId::kOptimizerStatesSwapped,
+              {{"state", "moments"},
+               {"module", "mlp.gate_proj"},
+               {"other", "mlp.up_proj"},
+               {"parameters_are_right", 1}}},
+             1);
   return fault;
 }
 
@@ -102,12 +101,11 @@ Fault optimizer_steps_reset_on_load() {
           }
         });
   };
-  fault.expected = {Stage::kProgress,
-                    "optimizer_steps",
-                    any_rank(3),
-                    {CauseId::kUpdatesMiscounted,
-                     {{"counted", 1}, {"made", 2}, {"after_resume", 1}, {"was_right_before", 1}}},
-                    1};
+  fault.expected =
+      expect(Stage::kProgress, "optimizer_steps", any_rank(3),
+             {CauseId::kUpdatesMiscounted,
+              {{"counted", 1}, {"made", 2}, {"after_resume", 1}, {"was_right_before", 1}}},
+             1);
   return fault;
 }
 
@@ -125,11 +123,9 @@ Fault rng_state_not_loaded() {
           probe.fired();
         });
   };
-  fault.expected = {Stage::kProgress,
-                    "rng_state",
-                    any_rank(2),
-                    {CauseId::kOtherMaskSeed, {{"after_resume", 1}, {"was_right_before", 1}}},
-                    1};
+  fault.expected =
+      expect(Stage::kProgress, "rng_state", any_rank(2),
+             {CauseId::kOtherMaskSeed, {{"after_resume", 1}, {"was_right_before", 1}}}, 1);
   return fault;
 }
 
@@ -152,11 +148,8 @@ Fault sampler_saved_ahead() {
     if (wrong != right) probe.fired();
     return wrong;
   };
-  fault.expected = {Stage::kProgress,
-                    "next_sample_ids",
-                    any_rank(3),
-                    {CauseId::kSamplerAhead, {{"steps", 1}}},
-                    1};
+  fault.expected = expect(Stage::kProgress, "next_sample_ids", any_rank(3),
+                          {CauseId::kSamplerAhead, {{"steps", 1}}}, 1);
   return fault;
 }
 
@@ -211,13 +204,11 @@ Fault rng_of_one_rank_restored_everywhere() {
                             return inner.progress(checkpoint, own);
                           }});
   };
-  fault.expected = {
-      Stage::kMasks,
-      "transformer.drop",
-      any_rank(6),
-      {CauseId::kMasksOfOtherRank,
-       {{"ranks", std::vector{1, 2, 3, 4, 5}}, {"owner_rank", 0}, {"was_right_before", 1}}},
-      2};
+  fault.expected =
+      expect(Stage::kMasks, "transformer.drop", any_rank(6),
+             {CauseId::kMasksOfOtherRank,
+              {{"ranks", std::vector{1, 2, 3, 4, 5}}, {"owner_rank", 0}, {"was_right_before", 1}}},
+             2);
   return fault;
 }
 

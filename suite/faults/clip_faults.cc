@@ -39,34 +39,8 @@ Fault clip_reported_not_applied() {
           return norm;
         });
   };
-  fault.expected = {Stage::kClippedGrad,
-                    "model.embed_tokens.weight.clipped",
-                    any_rank(3),
-                    {CauseId::kClippingNotApplied}};
-  return fault;
-}
-
-Fault clip_norm_rank0_only() {
-  Fault fault{.id = "clip_norm_rank0_only", .fault_class = 'C', .subjects = {"autotp"}};
-  fault.summary =
-      "Flat groups mixed split and replicated gradients; all passed for replicated, so only tp "
-      "rank 0 entered the norm.";
-  fault.source = "DeepSpeed #5411";
-  fault.smallest_case = [] { return clipped(fault_case("qwen2", "autotp", {.dp = 2, .tp = 3})); };
-  fault.hooks.collective = [](const Case&) {
-    SegmentChange change;
-    change.matches = [](const CallInfo& info, const Segment*) {
-      return info.purpose == Purpose::kClipNorm && info.axis == Axis::kTp;
-    };
-    change.before = [](const InterceptedCall& call, Buffer part) {
-      if (call.comm->rank() != 0) tensor_of(part).zero_();
-    };
-    return change_segments(std::move(change));
-  };
-  fault.expected = {Stage::kGradNorm,
-                    "grad_norm",
-                    any_rank(6),
-                    {CauseId::kNormOfOneRank, {{"axis", "tp"}, {"coordinate", 0}}}};
+  fault.expected = expect(Stage::kClippedGrad, "model.embed_tokens.weight.clipped", any_rank(3),
+                          {CauseId::kClippingNotApplied});
   return fault;
 }
 
@@ -80,13 +54,10 @@ Fault clip_norm_of_own_shard() {
   fault.hooks.collective = [](const Case& item) {
     const bool is_stepped_in_runs =
         declares_numerics(item) && !numerics_of(item).data.sharding.stepped_runs.empty();
-    const Axis axis = is_stepped_in_runs ? Axis::kDp : Axis::kTp;
-    return skip_segments([axis](const CallInfo& info, const Segment*) {
-      return info.purpose == Purpose::kClipNorm && info.axis == axis;
-    });
+    return skip_calls(Purpose::kClipNorm, is_stepped_in_runs ? Axis::kDp : Axis::kTp);
   };
-  fault.expected = {
-      Stage::kGradNorm, "grad_norm", any_rank(6), {CauseId::kSquaresNotSummed, {{"axis", "dp"}}}};
+  fault.expected = expect(Stage::kGradNorm, "grad_norm", any_rank(6),
+                          {CauseId::kSquaresNotSummed, {{"axis", "dp"}}});
   return fault;
 }
 
@@ -114,10 +85,8 @@ Fault replicated_counted_tp_times() {
     };
     parts.grad_norm = grad_norm_double(std::move(parts.grad_norm), norm);
   };
-  fault.expected = {Stage::kGradNorm,
-                    "grad_norm",
-                    any_rank(6),
-                    {CauseId::kReplicatedCountedOften, {{"degree", 3}, {"axis", "tp"}}}};
+  fault.expected = expect(Stage::kGradNorm, "grad_norm", any_rank(6),
+                          {CauseId::kReplicatedCountedOften, {{"degree", 3}, {"axis", "tp"}}});
   return fault;
 }
 
@@ -172,21 +141,33 @@ Fault clip_applied_on_tp_rank0_only() {
     return clipped(std::move(item));
   };
   fault.hooks.parts = clip_replicas_on_tp_rank_0;
-  fault.expected = {Stage::kReplicaDrift,
-                    "model.layers.0.input_layernorm.weight",
-                    any_rank(6),
-                    {CauseId::kNone, {{"axes", "tp"}}}};
+  fault.expected = expect(Stage::kReplicaDrift, "model.layers.0.input_layernorm.weight",
+                          any_rank(6), {CauseId::kNone, {{"axes", "tp"}}});
   return fault;
 }
 
 }  // namespace
 
 void add_clip_faults(Faults& faults) {
-  for (Fault (*make)() :
-       {clip_applied_on_tp_rank0_only, clip_norm_of_own_shard, clip_norm_rank0_only,
-        clip_reported_not_applied, replicated_counted_tp_times}) {
-    faults.push_back(make());
-  }
+  faults.push_back(clip_applied_on_tp_rank0_only());
+  faults.push_back(clip_norm_of_own_shard());
+  faults.push_back(
+      {.id = "clip_norm_rank0_only",
+       .fault_class = 'C',
+       .subjects = {"autotp"},
+       .summary = "Flat groups mixed split and replicated gradients; all passed for replicated, so "
+                  "only tp rank 0 entered the norm.",
+       .source = "DeepSpeed #5411",
+       .smallest_case = [] { return clipped(fault_case("qwen2", "autotp", {.dp = 2, .tp = 3})); },
+       .injections = {{.point = FaultPoint::kCollective,
+                       .called = {{}, Purpose::kClipNorm, Axis::kTp},
+                       .side = FaultSide::kGiven,
+                       .change = FaultChange::kZero,
+                       .ranks = FaultRanks{Axis::kTp, 0, /*are_others=*/true}}},
+       .expected = expect(Stage::kGradNorm, "grad_norm", any_rank(6),
+                          {CauseId::kNormOfOneRank, {{"axis", "tp"}, {"coordinate", 0}}})});
+  faults.push_back(clip_reported_not_applied());
+  faults.push_back(replicated_counted_tp_times());
 }
 
 }  // namespace isoshard

@@ -1,16 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Faults of context parallelism: divisors by cp, blocks and tokens in the wrong place.
 #include <ATen/ATen.h>
-#include <fmt/format.h>
 
-#include <array>
-#include <functional>
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "core/comm/tensor.h"
 #include "suite/faults/catalogue.h"
 #include "suite/faults/test_doubles.h"
 
@@ -19,34 +16,6 @@ namespace {
 
 Case context_case(std::string_view model_type, const Degrees& degrees) {
   return fault_case(model_type, "nd", degrees);
-}
-
-// The average of gradients is multiplied.
-std::shared_ptr<const CollectiveFault> scale_gradients_by(double factor) {
-  SegmentChange change;
-  change.matches = [](const CallInfo& info, const Segment*) {
-    return info.purpose == Purpose::kGradReduce && info.axis == Axis::kDp;
-  };
-  change.after = [factor](const InterceptedCall&, ConstBuffer, Buffer result) {
-    tensor_of(result).mul_(factor);
-  };
-  change.of_own_blocks = true;
-  return change_segments(std::move(change));
-}
-
-Fault cp_divisor_missing() {
-  Fault fault{.id = "cp_divisor_missing", .fault_class = 'B', .subjects = {"nd"}};
-  fault.summary =
-      "Loss and gradient divisors disagreed about the cp group; all gradients were cp times too "
-      "large.";
-  fault.source = "Megatron-LM #906, 5946e24b37";
-  fault.smallest_case = [] { return context_case("llama", {.dp = 3, .cp = 2}); };
-  fault.hooks.collective = [](const Case& item) { return scale_gradients_by(item.degrees.cp); };
-  fault.expected = {Stage::kParameterGrad,
-                    "",
-                    any_rank(6),
-                    {CauseId::kScaleOfFormula, {{"scale", 2}, {"formula", "cp"}}}};
-  return fault;
 }
 
 /// What a rank knows of its last targets.
@@ -95,10 +64,12 @@ Fault cp_local_token_mean() {
           return inner.loss(logits, targets_BS, counted(probe, weight_B, wrong), label_smoothing);
         }});
   };
-  fault.expected = {Stage::kForward, "loss_backward", any_rank(6), {CauseId::kMeanOfCpRankMeans}};
+  fault.expected =
+      expect(Stage::kForward, "loss_backward", any_rank(6), {CauseId::kMeanOfCpRankMeans});
   return fault;
 }
 
+// In the dtype of the gradients, in which 1/cp is rounded first.
 Fault seq_group_in_divisor() {
   Fault fault{.id = "seq_group_in_divisor", .fault_class = 'C', .subjects = {"nd"}};
   fault.summary =
@@ -107,10 +78,19 @@ Fault seq_group_in_divisor() {
   fault.source = "DeepSpeed #5555";
   fault.smallest_case = [] { return clipped(context_case("llama", {.dp = 2, .cp = 3})); };
   fault.hooks.collective = [](const Case& item) {
-    return scale_gradients_by(1.0 / item.degrees.cp);
+    SegmentChange change;
+    change.matches = [](const CallInfo& info, const Segment*) {
+      return info.purpose == Purpose::kGradReduce && info.axis == Axis::kDp;
+    };
+    change.after = [factor = 1.0 / item.degrees.cp](const InterceptedCall&, ConstBuffer,
+                                                    Buffer result) {
+      tensor_of(result).mul_(factor);
+    };
+    change.of_own_blocks = true;
+    return change_segments(std::move(change));
   };
-  fault.expected = {
-      Stage::kParameterGrad, "", any_rank(6), {CauseId::kScaleOfFormula, {{"scale", 0.333}}}};
+  fault.expected = expect(Stage::kParameterGrad, "", any_rank(6),
+                          {CauseId::kScaleOfFormula, {{"scale", 0.333}}});
   return fault;
 }
 
@@ -143,10 +123,8 @@ Fault ring_blocks_swapped() {
   };
   // of three ranks: the blocks of turns 1 and 2 change places
   fault.hooks.collective = [](const Case&) { return std::make_shared<const RingRunsBackwards>(); };
-  fault.expected = {Stage::kForward,
-                    "model.layers.0.self_attn.core",
-                    {1, 4},
-                    {CauseId::kCpChunksInWrongOrder, {{"tensors", "keys and values"}}}};
+  fault.expected = expect(Stage::kForward, "model.layers.0.self_attn.core", {1, 4},
+                          {CauseId::kCpChunksInWrongOrder, {{"tensors", "keys and values"}}});
   return fault;
 }
 
@@ -189,52 +167,8 @@ Fault exchange_mixes_heads_and_sequence() {
                                                        item.config.num_kv_heads / item.degrees.tp,
                                                        item.seq_length / item.degrees.cp);
   };
-  fault.expected = {Stage::kForward,
-                    "model.layers.0.self_attn.core",
-                    any_rank(6),
-                    {CauseId::kWrongWithForeignKeys}};
-  return fault;
-}
-
-// Positions of the ranks for which `is_wrong` holds start at 0.
-void restart_positions(TrainerParts& parts, const FaultProbe& probe, bool is_wrong) {
-  if (!is_wrong) return;
-  parts.strategy = strategy_double(
-      parts.strategy, {.token_positions = [probe](const Strategy& inner, std::int64_t length) {
-        const at::Tensor right = inner.token_positions(length);
-        if (!right.defined()) return right;  // all tokens are here
-        return counted(probe, right, at::arange(length, at::kLong));
-      }});
-}
-
-Fault rope_restarts_on_each_cp_rank() {
-  Fault fault{.id = "rope_restarts_on_each_cp_rank", .fault_class = 'F', .subjects = {"nd"}};
-  fault.summary =
-      "The positions that came with the batch were overwritten by newly made sequential ones.";
-  fault.source = "torchtitan #2780";
-  fault.smallest_case = [] { return context_case("qwen2", {.dp = 2, .cp = 3}); };
-  fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
-    restart_positions(parts, probe, true);
-  };
-  fault.expected = {Stage::kForward,
-                    "model.layers.0.self_attn.q_rope",
-                    any_rank(6),
-                    {CauseId::kPositionsRestart}};
-  return fault;
-}
-
-Fault rope_table_whole_on_later_stages() {
-  Fault fault{.id = "rope_table_whole_on_later_stages", .fault_class = 'F', .subjects = {"nd"}};
-  fault.summary =
-      "With pipeline stages, the position table that was split over cp was not the one the stages "
-      "read.";
-  fault.source = "torchtitan #792";
-  fault.smallest_case = [] { return pipeline_case("qwen2", {.pp = 2, .cp = 3}, 4); };
-  fault.hooks.parts = [](TrainerParts& parts, Mesh& mesh, const Case&, const FaultProbe& probe) {
-    restart_positions(parts, probe, mesh.coordinate(Axis::kPp) > 0);
-  };
-  fault.expected = {
-      Stage::kForward, "model.layers.2.self_attn.q_rope", {3, 4, 5}, {CauseId::kPositionsRestart}};
+  fault.expected = expect(Stage::kForward, "model.layers.0.self_attn.core", any_rank(6),
+                          {CauseId::kWrongWithForeignKeys});
   return fault;
 }
 
@@ -264,23 +198,54 @@ Fault labels_shifted_after_cp_split() {
           return inner.loss(logits, counted(probe, targets_BS, wrong), weight_B, label_smoothing);
         }});
   };
-  fault.expected = {Stage::kForward,
-                    "loss_per_dp_rank",
-                    any_rank(6),
-                    {CauseId::kLastTargetsMissing, {{"positions", std::vector{3, 7, 15, 19}}}}};
+  fault.expected =
+      expect(Stage::kForward, "loss_per_dp_rank", any_rank(6),
+             {CauseId::kLastTargetsMissing, {{"positions", std::vector{3, 7, 15, 19}}}});
   return fault;
 }
 
 }  // namespace
 
 void add_context_faults(Faults& faults) {
-  faults.push_back(cp_divisor_missing());
+  faults.push_back(
+      {.id = "cp_divisor_missing",
+       .fault_class = 'B',
+       .subjects = {"nd"},
+       .summary = "Loss and gradient divisors disagreed about the cp group; all gradients were cp "
+                  "times too large.",
+       .source = "Megatron-LM #906, 5946e24b37",
+       .smallest_case = [] { return context_case("llama", {.dp = 3, .cp = 2}); },
+       .injections = {scaled(Purpose::kGradReduce, Axis::kDp, FaultFactor::kCp)},
+       .expected = expect(Stage::kParameterGrad, "", any_rank(6),
+                          {CauseId::kScaleOfFormula, {{"scale", 2}, {"formula", "cp"}}})});
   faults.push_back(cp_local_token_mean());
   faults.push_back(seq_group_in_divisor());
   faults.push_back(labels_shifted_after_cp_split());
   faults.push_back(exchange_mixes_heads_and_sequence());
-  faults.push_back(rope_restarts_on_each_cp_rank());
-  faults.push_back(rope_table_whole_on_later_stages());
+  faults.push_back(
+      {.id = "rope_restarts_on_each_cp_rank",
+       .fault_class = 'F',
+       .subjects = {"nd"},
+       .summary =
+           "The positions that came with the batch were overwritten by newly made sequential ones.",
+       .source = "torchtitan #2780",
+       .smallest_case = [] { return context_case("qwen2", {.dp = 2, .cp = 3}); },
+       .injections = {{.point = FaultPoint::kPositions, .change = FaultChange::kRestart}},
+       .expected = expect(Stage::kForward, "model.layers.0.self_attn.q_rope", any_rank(6),
+                          {CauseId::kPositionsRestart})});
+  faults.push_back(
+      {.id = "rope_table_whole_on_later_stages",
+       .fault_class = 'F',
+       .subjects = {"nd"},
+       .summary = "With pipeline stages, the position table that was split over cp was not the one "
+                  "the stages read.",
+       .source = "torchtitan #792",
+       .smallest_case = [] { return pipeline_case("qwen2", {.pp = 2, .cp = 3}, 4); },
+       .injections = {{.point = FaultPoint::kPositions,
+                       .change = FaultChange::kRestart,
+                       .ranks = FaultRanks{Axis::kPp, 0, /*are_others=*/true}}},
+       .expected = expect(Stage::kForward, "model.layers.2.self_attn.q_rope", {3, 4, 5},
+                          {CauseId::kPositionsRestart})});
   faults.push_back(ring_blocks_swapped());
 }
 

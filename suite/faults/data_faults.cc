@@ -37,8 +37,8 @@ Fault loss_mask_off_by_one() {
     return item;
   };
   fault.hooks.data = hide_first_answer_token;
-  fault.expected = {
-      Stage::kDataIds, "labels", any_rank(3), {CauseId::kFewerValidTokens, {{"num_tokens", 6}}}};
+  fault.expected = expect(Stage::kDataIds, "labels", any_rank(3),
+                          {CauseId::kFewerValidTokens, {{"num_tokens", 6}}});
   return fault;
 }
 
@@ -56,10 +56,9 @@ Fault same_batch_on_all_dp_ranks() {
     for (const TokenBatch& batch : data.rank_batches(step, 0))
       micro_batches.push_back(to_batch(batch));
   };
-  fault.expected = {Stage::kDataIds,
-                    "sample_ids",
-                    any_rank(3),
-                    {CauseId::kIdsRepeated, {{"times", 3}, {"formula", "dp"}, {"share", "2/3"}}}};
+  fault.expected =
+      expect(Stage::kDataIds, "sample_ids", any_rank(3),
+             {CauseId::kIdsRepeated, {{"times", 3}, {"formula", "dp"}, {"share", "2/3"}}});
   return fault;
 }
 

@@ -3,6 +3,7 @@
 #include "suite/faults/fault.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>
@@ -50,12 +51,10 @@ Faults catalogue_by_class() {
   add_scale_faults(faults);
   add_clip_faults(faults);
   add_data_faults(faults);
-  add_sequence_faults(faults);
   add_sharding_faults(faults);
   add_random_faults(faults);
   add_checkpoint_faults(faults);
   add_step_faults(faults);
-  add_zero_faults(faults);
   add_buffer_faults(faults);
   add_vocab_faults(faults);
   add_context_faults(faults);
@@ -87,11 +86,24 @@ std::string_view title_of_class(char fault_class) {
   return kTitles[static_cast<std::size_t>(index)];
 }
 
-int FaultHooks::count() const noexcept {
-  return static_cast<int>(collective != nullptr) + static_cast<int>(tap != nullptr) +
-         static_cast<int>(plan != nullptr) + static_cast<int>(parts != nullptr) +
-         static_cast<int>(data != nullptr) + static_cast<int>(sampler != nullptr) +
-         static_cast<int>(order != nullptr);
+std::vector<std::string_view> FaultHooks::names() const {
+  std::vector<std::string_view> set;
+  if (collective) set.emplace_back("collective");
+  if (tap) set.emplace_back("tap");
+  if (plan) set.emplace_back("plan");
+  if (parts) set.emplace_back("parts");
+  if (data) set.emplace_back("data");
+  if (sampler) set.emplace_back("sampler");
+  return set;
+}
+
+std::string how_injected(const Fault& fault) {
+  std::vector<std::string> ways;
+  for (const Injection& injection : fault.injections) ways.push_back(in_words(injection));
+  const std::vector<std::string_view> hooks = fault.hooks.names();
+  if (!hooks.empty())
+    ways.push_back(fmt::format("code of its own at {}", fmt::join(hooks, " and ")));
+  return fmt::format("{}", fmt::join(ways, "; "));
 }
 
 std::span<const Fault> fault_catalogue() {
@@ -158,10 +170,8 @@ RunOptions with_fault(RunOptions options, const Fault& fault, const Case& item,
       return std::make_shared<SamplerDouble>(std::move(inner), samples, item, probe);
     };
   }
-  if (hooks.order) {
-    options.order = hooks.order(item);
-    if (options.order != ReductionOrder::kOrdered) probe.fired();
-  }
+  for (const Injection& injection : fault.injections)
+    options = inject(std::move(options), injection, item, probe);
   return options;
 }
 
@@ -169,6 +179,11 @@ void require_fired(const FaultProbe& probe, std::string_view fault, std::string_
   if (sum_over_peers(default_launcher(), probe.count()) == 0)
     throw IdleFaultError(fmt::format(
         "fault {} had no effect on {}: the case never runs the code it changes", fault, run));
+}
+
+ExpectedDetection expect(Stage stage, std::string name, std::vector<int> ranks, ExpectedCause cause,
+                         int step) {
+  return {stage, std::move(name), std::move(ranks), std::move(cause), step};
 }
 
 Case fault_case(std::string_view model_type, std::string subject, const Degrees& degrees) {
@@ -188,6 +203,23 @@ Case pipeline_case(std::string_view model_type, const Degrees& degrees, int micr
   return item;
 }
 
+Case of_four_micro_batches(Case item) {
+  item.micro_batches = 4;
+  return item;
+}
+
+Case tied(Case item) {
+  item.config.tie_word_embeddings = true;
+  item.model_name += "_tied";
+  return item;
+}
+
+Case sequence_case(std::string_view model_type, const Degrees& degrees) {
+  Case item = fault_case(model_type, "megatron", degrees);
+  item.settings.sequence_parallel = true;
+  return item;
+}
+
 Case clipped(Case item) {
   static std::map<std::string, double> norms;  // a case is asked for again and again
   item.settings.max_grad_norm = 0;
@@ -200,6 +232,21 @@ Case clipped(Case item) {
   // two digits fit a slug
   item.settings.max_grad_norm = std::stod(fmt::format("{:.2g}", known->second / 2));
   return item;
+}
+
+Injection skipped(Purpose purpose, Axis axis, std::vector<ParamClass> classes) {
+  return {.point = FaultPoint::kCollective,
+          .called = {{}, purpose, axis},
+          .classes = std::move(classes),
+          .change = FaultChange::kSkip};
+}
+
+Injection scaled(Purpose purpose, Axis axis, FaultFactor factor, std::vector<ParamClass> classes) {
+  return {.point = FaultPoint::kCollective,
+          .called = {{}, purpose, axis},
+          .classes = std::move(classes),
+          .change = FaultChange::kScale,
+          .factor = factor};
 }
 
 bool is_gradient_of(const CallInfo& info, const Segment* segment, Axis axis,

@@ -18,6 +18,7 @@
 #include "harness/run/sink_chain.h"
 #include "harness/verdict/verdict.h"
 #include "subjects/data/sampler.h"
+#include "suite/faults/injection.h"
 #include "suite/record/run_case.h"
 
 namespace isoshard {
@@ -33,8 +34,8 @@ struct ExpectedDetection {
   int step = 0;            ///< of the first finding
 };
 
-/// The points of a run at which a fault is injected. Each hook may be empty; one is set, or two
-/// where a bug shows in two places. A hook is called once a run. A test double calls
+/// Code that puts a fault on a run where no Injection says what it does. Each hook may be empty; a
+/// bug that shows in two places sets two. A hook is called once a run. A test double calls
 /// `probe.fired()` whenever it acts, except in collectives and taps, which are counted anyway.
 struct FaultHooks {
   std::function<std::shared_ptr<const CollectiveFault>(const Case&)> collective = {};
@@ -50,9 +51,9 @@ struct FaultHooks {
                                           std::int64_t global_batch, int dp_coordinate,
                                           const FaultProbe& probe)>
       sampler = {};
-  std::function<ReductionOrder(const Case&)> order = {};  ///< benign variations only
 
-  [[nodiscard]] int count() const noexcept;
+  /// collective, tap, plan, parts, data, sampler: those that are set.
+  [[nodiscard]] std::vector<std::string_view> names() const;
 };
 
 /// One fault, or one benign variation.
@@ -64,6 +65,7 @@ struct Fault {
   std::string summary = {};                ///< the real bug in one sentence
   std::string source = {};                 ///< where it was reported
   std::function<Case()> smallest_case = {};
+  Injections injections = {};
   FaultHooks hooks = {};
   /// Empty for a benign variation: the run must conform.
   std::optional<ExpectedDetection> expected = {};
@@ -81,6 +83,9 @@ struct Fault {
 [[nodiscard]] std::span<const Fault> benign_variation_controls();
 /// Finds a fault in the first two lists.   Errors   UsageError with a suggestion.
 [[nodiscard]] const Fault& find_fault(std::string_view id);
+
+/// What is done to a run, from the fault's data: "skips grad_reduce over dp". Of hooks their names.
+[[nodiscard]] std::string how_injected(const Fault& fault);
 
 /// Run options that inject the fault; `probe` counts how often it fired.
 [[nodiscard]] RunOptions with_fault(RunOptions options, const Fault& fault, const Case& item,

@@ -1,15 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Faults of pipelines: what stages send, load, count and take for their own number.
 #include <ATen/ATen.h>
-#include <fmt/format.h>
 
-#include <algorithm>
 #include <memory>
 #include <string>
 #include <utility>
 #include <vector>
 
-#include "core/comm/tensor.h"
 #include "core/observe/layer_name.h"
 #include "subjects/model/zoo/registry.h"
 #include "suite/faults/catalogue.h"
@@ -17,17 +14,6 @@
 
 namespace isoshard {
 namespace {
-
-Fault clip_norm_per_stage() {
-  Fault fault{.id = "clip_norm_per_stage", .fault_class = 'C', .subjects = {"nd"}};
-  fault.summary = "Every pipeline stage clipped by the norm of its own weights.";
-  fault.source = "torchtitan #596, #649";
-  fault.smallest_case = [] { return clipped(pipeline_case("llama", {.pp = 3, .dp = 2}, 4)); };
-  fault.hooks.collective = [](const Case&) { return skip_calls(Purpose::kClipNorm, Axis::kPp); };
-  fault.expected = {
-      Stage::kGradNorm, "grad_norm", any_rank(6), {CauseId::kSquaresNotSummed, {{"axis", "pp"}}}};
-  return fault;
-}
 
 // "model.layers.2.mlp.up_proj.weight" with the layer's number less `first`.
 std::string in_stage(const std::string& name, std::int64_t first) {
@@ -55,50 +41,9 @@ Fault stage_loads_local_layer_names() {
           return counted(probe, inner.read(spec, offset, size), inner.read(local, offset, size));
         });
   };
-  fault.expected = {Stage::kParametersRead,
-                    "model.layers.2.self_attn.q_proj.weight",
-                    {3, 4, 5},
-                    {CauseId::kNotSlices, {{"axis", "pp"}, {"ranks", std::vector{3, 4, 5}}}}};
-  return fault;
-}
-
-// Gradients that go to an earlier stage are divided by the number of micro-batches.
-class DividesBetweenStages final : public CollectiveFault {
- public:
-  explicit DividesBetweenStages(int micro_batches) : micro_batches_(micro_batches) {}
-  [[nodiscard]] bool applies(const InterceptedCall& call) const override {
-    if (call.op != CollectiveOp::kSendRecv) return false;
-    for (const Transfer& transfer : call.transfers) {
-      if (transfer.is_send && transfer.info.purpose == Purpose::kPipeBackward) return true;
-    }
-    return false;
-  }
-  [[nodiscard]] Work apply(const InterceptedCall& call) const override {
-    for (const Transfer& transfer : call.transfers) {
-      if (transfer.is_send && transfer.info.purpose == Purpose::kPipeBackward)
-        tensor_of(transfer.data).div_(micro_batches_);
-    }
-    return call.pass();
-  }
-
- private:
-  int micro_batches_;
-};
-
-Fault scaled_again_at_each_stage() {
-  Fault fault{.id = "scaled_again_at_each_stage", .fault_class = 'B', .subjects = {"nd"}};
-  fault.summary =
-      "Every pipeline stage divided the incoming gradient by the number of micro-batches, not the "
-      "last stage alone.";
-  fault.source = "DeepSpeed #8152, #8154";
-  fault.smallest_case = [] { return pipeline_case("llama", {.pp = 3, .dp = 2}, 4); };
-  fault.hooks.collective = [](const Case& item) {
-    return std::make_shared<const DividesBetweenStages>(item.micro_batches);
-  };
-  fault.expected = {Stage::kActivationGrad,
-                    "model.layers.3",
-                    {2, 3},
-                    {CauseId::kScaleOfFormula, {{"scale", 0.25}, {"formula", "1/micro-batches"}}}};
+  fault.expected =
+      expect(Stage::kParametersRead, "model.layers.2.self_attn.q_proj.weight", {3, 4, 5},
+             {CauseId::kNotSlices, {{"axis", "pp"}, {"ranks", std::vector{3, 4, 5}}}});
   return fault;
 }
 
@@ -106,49 +51,6 @@ Case interleaved(Case item) {
   item.settings.nd.pipeline_schedule = "Interleaved1F1B";
   item.settings.nd.stages_per_rank = 2;
   return item;
-}
-
-// Of one micro-batch the second half of what is sent is that of memory which was given back: zeros.
-class SendsFreedOutput final : public CollectiveFault {
- public:
-  [[nodiscard]] bool applies(const InterceptedCall& call) const override {
-    return call.op == CollectiveOp::kSendRecv &&
-           std::ranges::any_of(call.transfers, &SendsFreedOutput::is_output);
-  }
-  [[nodiscard]] Work apply(const InterceptedCall& call) const override {
-    std::vector<Transfer> transfers(call.transfers.begin(), call.transfers.end());
-    std::vector<at::Tensor> sent;
-    for (Transfer& transfer : transfers) {
-      if (!is_output(transfer)) continue;
-      sent.push_back(tensor_of(transfer.data).clone());
-      sent.back()
-          .narrow(0, transfer.data.count / 2, transfer.data.count - transfer.data.count / 2)
-          .zero_();
-      transfer.data.data = static_cast<std::byte*>(sent.back().data_ptr());
-    }
-    call.comm->send_recv(transfers).wait();
-    return Work();
-  }
-
- private:
-  static bool is_output(const Transfer& transfer) {
-    return transfer.is_send && transfer.info.purpose == Purpose::kPipeForward &&
-           transfer.info.segments.front().name.ends_with("micro-batch 2");
-  }
-};
-
-Fault stage_output_freed_before_send() {
-  Fault fault{.id = "stage_output_freed_before_send", .fault_class = 'L', .subjects = {"nd"}};
-  fault.summary = "A stage freed its output while the asynchronous send still copied it.";
-  fault.source = "Megatron-LM #4047";
-  fault.smallest_case = [] { return interleaved(pipeline_case("llama", {.pp = 2, .dp = 3}, 4)); };
-  fault.hooks.collective = [](const Case&) { return std::make_shared<const SendsFreedOutput>(); };
-  fault.expected = {Stage::kForward,
-                    "model.layers.1.input_layernorm",
-                    {3, 4, 5},
-                    {CauseId::kReceivedOther,
-                     {{"pp_rank", 1}, {"other_pp_rank", 0}, {"micro_batches", std::vector{2}}}}};
-  return fault;
 }
 
 // Of the tied weight, the gradient that this rank put into the average over dp goes to the other
@@ -200,19 +102,12 @@ Fault tied_sum_after_dp_scatter() {
       "Gradients were scattered over dp before the two copies of the tied weight were added over "
       "pp; reduced and local parts mixed.";
   fault.source = "Megatron-LM #844";
-  fault.smallest_case = [] {
-    Case item = pipeline_case("qwen2", {.pp = 2, .dp = 3}, 4);
-    item.config.tie_word_embeddings = true;
-    item.model_name += "_tied";
-    return item;
-  };
+  fault.smallest_case = [] { return tied(pipeline_case("qwen2", {.pp = 2, .dp = 3}, 4)); };
   fault.hooks.collective = [](const Case&) {
     return std::make_shared<const SendsLocalTiedGradient>();
   };
-  fault.expected = {Stage::kParameterGrad,
-                    "model.embed_tokens.weight",
-                    any_rank(6),
-                    {CauseId::kCopiesDiffer, {{"axes", "pp"}}}};
+  fault.expected = expect(Stage::kParameterGrad, "model.embed_tokens.weight", any_rank(6),
+                          {CauseId::kCopiesDiffer, {{"axes", "pp"}}});
   return fault;
 }
 
@@ -241,8 +136,8 @@ Fault eval_mode_kept_on_later_chunks() {
           return inner->forward(ids_BS, parameters, strategy, sink, pass);
         });
   };
-  fault.expected = {
-      Stage::kMasks, "transformer.h.2.attn.attn_dropout", {0, 1, 2}, {CauseId::kNothingDropped}};
+  fault.expected = expect(Stage::kMasks, "transformer.h.2.attn.attn_dropout", {0, 1, 2},
+                          {CauseId::kNothingDropped});
   return fault;
 }
 
@@ -267,21 +162,60 @@ Fault attn_scale_uses_local_layer_number() {
                                  in.v_BKSD, in.impl, in.softmax, in.dropout);
         }});
   };
-  fault.expected = {Stage::kForward,
-                    "transformer.h.2.attn.core",
-                    {3, 4, 5},
-                    {CauseId::kScoresScaledByRatio, {{"scale", 3}}}};
+  fault.expected = expect(Stage::kForward, "transformer.h.2.attn.core", {3, 4, 5},
+                          {CauseId::kScoresScaledByRatio, {{"scale", 3}}});
   return fault;
 }
 
 }  // namespace
 
 void add_pipeline_faults(Faults& faults) {
-  faults.push_back(scaled_again_at_each_stage());
-  faults.push_back(clip_norm_per_stage());
+  faults.push_back(
+      {.id = "scaled_again_at_each_stage",
+       .fault_class = 'B',
+       .subjects = {"nd"},
+       .summary = "Every pipeline stage divided the incoming gradient by the number of "
+                  "micro-batches, not the last stage alone.",
+       .source = "DeepSpeed #8152, #8154",
+       .smallest_case = [] { return pipeline_case("llama", {.pp = 3, .dp = 2}, 4); },
+       .injections = {{.point = FaultPoint::kCollective,
+                       .called = {CollectiveOp::kSendRecv, Purpose::kPipeBackward, Axis::kPp},
+                       .side = FaultSide::kGiven,
+                       .change = FaultChange::kScale,
+                       .factor = FaultFactor::kOneOverMicroBatches}},
+       .expected =
+           expect(Stage::kActivationGrad, "model.layers.3", {2, 3},
+                  {CauseId::kScaleOfFormula, {{"scale", 0.25}, {"formula", "1/micro-batches"}}})});
+  faults.push_back(
+      {.id = "clip_norm_per_stage",
+       .fault_class = 'C',
+       .subjects = {"nd"},
+       .summary = "Every pipeline stage clipped by the norm of its own weights.",
+       .source = "torchtitan #596, #649",
+       .smallest_case = [] { return clipped(pipeline_case("llama", {.pp = 3, .dp = 2}, 4)); },
+       .injections = {skipped(Purpose::kClipNorm, Axis::kPp)},
+       .expected = expect(Stage::kGradNorm, "grad_norm", any_rank(6),
+                          {CauseId::kSquaresNotSummed, {{"axis", "pp"}}})});
   faults.push_back(stage_loads_local_layer_names());
   faults.push_back(tied_sum_after_dp_scatter());
-  faults.push_back(stage_output_freed_before_send());
+  faults.push_back(
+      {.id = "stage_output_freed_before_send",
+       .fault_class = 'L',
+       .subjects = {"nd"},
+       .summary = "A stage freed its output while the asynchronous send still copied it.",
+       .source = "Megatron-LM #4047",
+       .smallest_case = [] { return interleaved(pipeline_case("llama", {.pp = 2, .dp = 3}, 4)); },
+       .injections = {{.point = FaultPoint::kCollective,
+                       .name = "*micro-batch 2",
+                       .called = {CollectiveOp::kSendRecv, Purpose::kPipeForward, Axis::kPp},
+                       .side = FaultSide::kGiven,
+                       .change = FaultChange::kZero,
+                       .extent = FaultExtent::kHalf,
+                       .position = 1}},
+       .expected =
+           expect(Stage::kForward, "model.layers.1.input_layernorm", {3, 4, 5},
+                  {CauseId::kReceivedOther,
+                   {{"pp_rank", 1}, {"other_pp_rank", 0}, {"micro_batches", std::vector{2}}}})});
   faults.push_back(eval_mode_kept_on_later_chunks());
   faults.push_back(attn_scale_uses_local_layer_number());
 }

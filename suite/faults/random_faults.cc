@@ -48,10 +48,8 @@ Fault recompute_draws_new_mask() {
   fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
     parts.streams = std::make_shared<NotRestored>(parts.streams->seed(), probe);
   };
-  fault.expected = {Stage::kMasks,
-                    "transformer.h.0.attn.attn_dropout.recomputed",
-                    any_rank(2),
-                    {CauseId::kRecomputedMaskDiffers}};
+  fault.expected = expect(Stage::kMasks, "transformer.h.0.attn.attn_dropout.recomputed",
+                          any_rank(2), {CauseId::kRecomputedMaskDiffers});
   return fault;
 }
 
@@ -86,10 +84,8 @@ Fault recompute_in_default_dtype() {
         };
     parts.strategy = strategy_double(std::move(parts.strategy), std::move(rules));
   };
-  fault.expected = {Stage::kForward,
-                    "model.layers.1.self_attn.q_proj.recomputed",
-                    any_rank(2),
-                    {CauseId::kRecomputedActivationsDiffer}};
+  fault.expected = expect(Stage::kForward, "model.layers.1.self_attn.q_proj.recomputed",
+                          any_rank(2), {CauseId::kRecomputedActivationsDiffer});
   return fault;
 }
 
@@ -128,10 +124,9 @@ Fault sp_dropout_stream_lost() {
   fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
     parts.streams = std::make_shared<OneStreamForAll>(parts.streams->seed(), probe);
   };
-  fault.expected = {Stage::kMasks,
-                    "transformer.h.0.attn.resid_dropout",
-                    any_rank(6),
-                    {CauseId::kOneMaskForTokens, {{"axis", "tp"}, {"ranks", std::vector{0, 1}}}}};
+  fault.expected =
+      expect(Stage::kMasks, "transformer.h.0.attn.resid_dropout", any_rank(6),
+             {CauseId::kOneMaskForTokens, {{"axis", "tp"}, {"ranks", std::vector{0, 1}}}});
   return fault;
 }
 

@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "core/comm/tensor.h"
 #include "subjects/parallel/tensor/autotp_plan.h"
 #include "subjects/registry/subject_spec.h"
 #include "suite/faults/catalogue.h"
@@ -18,45 +17,6 @@
 
 namespace isoshard {
 namespace {
-
-Fault mlp_input_grad_partial() {
-  Fault fault{.id = "mlp_input_grad_partial",
-              .fault_class = 'A',
-              .subjects = {"autotp", "fsdp_tp", "megatron"}};
-  fault.summary =
-      "The input gradient of column-split weights stayed a partial sum on each rank; forward "
-      "right, everything upstream wrong.";
-  fault.source = "torchtitan #1805, #1878";
-  fault.smallest_case = [] { return fault_case("qwen2", "autotp", {.dp = 2, .tp = 3}); };
-  fault.hooks.collective = [](const Case& item) {
-    return skip_segments([item](const CallInfo& info, const Segment* segment) {
-      return info.purpose == Purpose::kColumnParallelBackward && segment != nullptr &&
-             is_in_last_layer(item, segment->name) &&
-             segment->name.find(".mlp.") != std::string::npos;
-    });
-  };
-  fault.expected = {Stage::kActivationGrad,
-                    "model.layers.1.post_attention_layernorm",
-                    any_rank(6),
-                    {CauseId::kRankLocalPartial, {{"axis", "tp"}}}};
-  return fault;
-}
-
-Fault dp_sum_missing() {
-  Fault fault{.id = "dp_sum_missing", .fault_class = 'A', .subjects = {"ddp", "autotp", "fsdp_tp"}};
-  fault.summary =
-      "The data-parallel wrapper was never applied; every replica trained on its own gradient.";
-  fault.source = "ray_train_tensor_parallel verify_fsdp.py";
-  fault.smallest_case = [] { return fault_case("qwen2", "ddp", {.dp = 3}); };
-  fault.hooks.collective = [](const Case&) {
-    return skip_segments([](const CallInfo& info, const Segment*) {
-      return info.purpose == Purpose::kGradReduce && info.axis == Axis::kDp;
-    });
-  };
-  fault.expected = {
-      Stage::kParameterGrad, "", any_rank(3), {CauseId::kRankLocal, {{"axis", "dp"}}}};
-  return fault;
-}
 
 /// Every average over dp is taken once more. Equal copies have themselves as their mean: nothing
 /// but the list of calls shows it.
@@ -81,28 +41,8 @@ Fault gradients_averaged_twice() {
   fault.source = "kubeflow/pytorch-operator #122";
   fault.smallest_case = [] { return fault_case("qwen2", "ddp", {.dp = 3}); };
   fault.hooks.collective = [](const Case&) { return std::make_shared<SecondAverage>(); };
-  fault.expected = {
-      Stage::kCollectives, "collectives.dp.rank0", {0}, {CauseId::kCallMadeAgain, {{"call", 3}}}};
-  return fault;
-}
-
-Fault kv_replica_grad_partial() {
-  Fault fault{
-      .id = "kv_replica_grad_partial", .fault_class = 'A', .subjects = {"autotp", "megatron"}};
-  fault.summary =
-      "A replicated weight sat between split regions; each tp rank had a partial gradient and the "
-      "copies parted at the first step.";
-  fault.source = "torchtitan #2387, #2416";
-  fault.smallest_case = copied_kv_heads_case;
-  fault.hooks.collective = [](const Case&) {
-    return skip_segments([](const CallInfo& info, const Segment* segment) {
-      return is_gradient_of(info, segment, Axis::kTp, ParamClass::kKvReplica);
-    });
-  };
-  fault.expected = {Stage::kParameterGrad,
-                    "model.layers.0.self_attn.k_proj.weight",
-                    any_rank(4),
-                    {CauseId::kRankLocalPartial, {{"axis", "tp"}, {"copies", 2}}}};
+  fault.expected = expect(Stage::kCollectives, "collectives.dp.rank0", {0},
+                          {CauseId::kCallMadeAgain, {{"call", 3}}});
   return fault;
 }
 
@@ -158,60 +98,8 @@ Fault bucket_sized_param_not_reduced() {
              as_large.contains(segment->name);
     });
   };
-  fault.expected = {Stage::kParameterGrad,
-                    "model.layers.0.self_attn.q_proj.weight",
-                    any_rank(3),
-                    {CauseId::kPiecesRankLocal, {{"axis", "dp"}}}};
-  return fault;
-}
-
-/// Sums over tp of norms that are shared by all heads, if they are skipped.
-std::shared_ptr<const CollectiveFault> skip_qk_norm_sums(const Case&) {
-  return skip_segments([](const CallInfo& info, const Segment* segment) {
-    return is_gradient_of(info, segment, Axis::kTp, ParamClass::kQkNorm);
-  });
-}
-
-Fault qk_norm_grad_partial() {
-  Fault fault{.id = "qk_norm_grad_partial",
-              .fault_class = 'A',
-              .subjects = {"autotp", "fsdp_tp", "megatron"}};
-  fault.summary =
-      "A norm weight shared by all heads was whole on every tp rank, yet each rank saw its own "
-      "heads only; the parts were never summed.";
-  fault.source = "Megatron-LM #7452 (finding 11)";
-  fault.smallest_case = [] { return fault_case("qwen3", "autotp", {.dp = 3, .tp = 2}); };
-  fault.hooks.collective = skip_qk_norm_sums;
-  fault.expected = {Stage::kParameterGrad,
-                    "model.layers.0.self_attn.q_norm.weight",
-                    any_rank(6),
-                    {CauseId::kRankLocalPartial, {{"axis", "tp"}}}};
-  return fault;
-}
-
-Fault split_step_skips_tp_sum() {
-  Fault fault{
-      .id = "split_step_skips_tp_sum", .fault_class = 'A', .subjects = {"autotp", "megatron"}};
-  fault.summary =
-      "A second way to run a step, used with several micro-batches, left out the tp sum of "
-      "replicated weights.";
-  fault.source = "NeMo-RL #3716";
-  fault.smallest_case = [] {
-    Case item = fault_case("qwen3", "megatron", {.dp = 3, .tp = 2});
-    item.micro_batches = 4;
-    return item;
-  };
-  fault.hooks.collective = [](const Case& item) {
-    return skip_segments(
-        [is_split = item.micro_batches > 1](const CallInfo& info, const Segment* segment) {
-          return is_split && (is_gradient_of(info, segment, Axis::kTp, ParamClass::kQkNorm) ||
-                              is_gradient_of(info, segment, Axis::kTp, ParamClass::kNorm));
-        });
-  };
-  fault.expected = {Stage::kParameterGrad,
-                    "model.layers.0.self_attn.q_norm.weight",
-                    any_rank(6),
-                    {CauseId::kRankLocalPartial, {{"axis", "tp"}}}};
+  fault.expected = expect(Stage::kParameterGrad, "model.layers.0.self_attn.q_proj.weight",
+                          any_rank(3), {CauseId::kPiecesRankLocal, {{"axis", "dp"}}});
   return fault;
 }
 
@@ -249,50 +137,140 @@ Fault row_bias_added_on_every_rank() {
     };
     return change_segments(std::move(change));
   };
-  fault.expected = {Stage::kForward,
-                    "transformer.h.0.attn.c_proj",
-                    any_rank(6),
-                    {CauseId::kParameterAddedTimes, {{"factor", 2}, {"axis", "tp"}}}};
+  fault.expected = expect(Stage::kForward, "transformer.h.0.attn.c_proj", any_rank(6),
+                          {CauseId::kParameterAddedTimes, {{"factor", 2}, {"axis", "tp"}}});
   return fault;
 }
 
-Fault row_bias_grad_times_tp() {
-  Fault fault{
-      .id = "row_bias_grad_times_tp", .fault_class = 'A', .subjects = {"autotp", "megatron"}};
-  fault.summary =
-      "The gradient of a replicated row bias was summed over tp although every rank already held "
-      "all of it.";
-  fault.source = "torchtitan #2106";
-  fault.smallest_case = [] { return fault_case("gpt2", "autotp", {.dp = 2, .tp = 3}); };
-  // Copies are equal, so their sum is tp times each. (A call over tp would be one too many where a
-  // rank's block has nothing of them.)
-  fault.hooks.collective = [](const Case& item) {
-    SegmentChange change;
-    change.matches = [](const CallInfo& info, const Segment* segment) {
-      return is_gradient_of(info, segment, Axis::kDp, ParamClass::kRowBias);
-    };
-    change.of_own_blocks = true;
-    change.after = [tp = item.degrees.tp](const InterceptedCall&, ConstBuffer, Buffer result) {
-      tensor_of(result).mul_(tp);
-    };
-    return change_segments(std::move(change));
-  };
-  fault.expected = {Stage::kParameterGrad,
-                    "transformer.h.0.attn.c_proj.bias",
-                    any_rank(6),
-                    {CauseId::kScaleOfFormula, {{"scale", 3}, {"formula", "tp"}}}};
-  return fault;
+/// The sum over tp of the gradients of a class in these layers, skipped.
+Injection no_tp_sum(ParamClass param_class, FaultLayers layers) {
+  Injection injection = skipped(Purpose::kGradReduce, Axis::kTp, {param_class});
+  injection.layers = layers;
+  return injection;
+}
+
+void add_sequence_parallel_reductions(Faults& faults) {
+  faults.push_back(
+      {.id = "sp_final_norm_grad_partial",
+       .fault_class = 'A',
+       .subjects = {"megatron"},
+       .summary = "Under sequence parallelism the last norm was not in the list of weights to sum "
+                  "over tp; each rank kept its own part.",
+       .source = "Megatron-LM #1446, PR 1528",
+       .smallest_case = [] { return sequence_case("llama", {.dp = 2, .tp = 3}); },
+       .injections = {no_tp_sum(ParamClass::kNorm, FaultLayers::kOutside)},
+       .expected = expect(Stage::kParameterGrad, "model.norm.weight", any_rank(6),
+                          {CauseId::kRankLocalPartial, {{"axis", "tp"}, {"copies", 3}}})});
+  faults.push_back(
+      {.id = "sp_layer_norm_grads_partial",
+       .fault_class = 'A',
+       .subjects = {"megatron"},
+       .summary = "No layer norm gradient was summed over tp under sequence parallelism; the loss "
+                  "curve went flat early.",
+       .source = "gpt-neox PR 1257; InternEvo PR 53",
+       .smallest_case = [] { return sequence_case("qwen2", {.dp = 3, .tp = 2}); },
+       .injections = {no_tp_sum(ParamClass::kNorm, FaultLayers::kInside)},
+       .expected = expect(Stage::kParameterGrad, "model.layers.0.input_layernorm.weight",
+                          any_rank(6), {CauseId::kRankLocalPartial, {{"axis", "tp"}}})});
+  faults.push_back(
+      {.id = "sp_row_bias_grad_partial",
+       .fault_class = 'A',
+       .subjects = {"megatron"},
+       .summary = "A small replicated weight fed with sequence shards was not marked as such (a "
+                  "router in the thread); its tp copies trained apart.",
+       .source = "Megatron-LM #599, PR 619",
+       .smallest_case = [] { return sequence_case("gpt2", {.dp = 2, .tp = 3}); },
+       .injections = {no_tp_sum(ParamClass::kRowBias, FaultLayers::kFirstOfEach)},
+       .expected = expect(Stage::kParameterGrad, "transformer.h.0.attn.c_proj.bias", any_rank(6),
+                          {CauseId::kRankLocalPartial, {{"axis", "tp"}}})});
 }
 
 }  // namespace
 
 void add_reduction_faults(Faults& faults) {
-  for (Fault (*make)() :
-       {bucket_sized_param_not_reduced, dp_sum_missing, gradients_averaged_twice,
-        kv_replica_grad_partial, mlp_input_grad_partial, qk_norm_grad_partial,
-        row_bias_added_on_every_rank, row_bias_grad_times_tp, split_step_skips_tp_sum}) {
-    faults.push_back(make());
-  }
+  faults.push_back(bucket_sized_param_not_reduced());
+  faults.push_back(
+      {.id = "dp_sum_missing",
+       .fault_class = 'A',
+       .subjects = {"ddp", "autotp", "fsdp_tp"},
+       .summary = "The data-parallel wrapper was never applied; every replica trained on its own "
+                  "gradient.",
+       .source = "ray_train_tensor_parallel verify_fsdp.py",
+       .smallest_case = [] { return fault_case("qwen2", "ddp", {.dp = 3}); },
+       .injections = {skipped(Purpose::kGradReduce, Axis::kDp)},
+       .expected = expect(Stage::kParameterGrad, "", any_rank(3),
+                          {CauseId::kRankLocal, {{"axis", "dp"}}})});
+  faults.push_back(gradients_averaged_twice());
+  faults.push_back(
+      {.id = "kv_replica_grad_partial",
+       .fault_class = 'A',
+       .subjects = {"autotp", "megatron"},
+       .summary = "A replicated weight sat between split regions; each tp rank had a partial "
+                  "gradient and the copies parted at the first step.",
+       .source = "torchtitan #2387, #2416",
+       .smallest_case = copied_kv_heads_case,
+       .injections = {skipped(Purpose::kGradReduce, Axis::kTp, {ParamClass::kKvReplica})},
+       .expected =
+           expect(Stage::kParameterGrad, "model.layers.0.self_attn.k_proj.weight", any_rank(4),
+                  {CauseId::kRankLocalPartial, {{"axis", "tp"}, {"copies", 2}}})});
+  Injection last_mlp = skipped(Purpose::kColumnParallelBackward, Axis::kTp);
+  last_mlp.name = "*.mlp.*";
+  last_mlp.layers = FaultLayers::kLast;
+  faults.push_back(
+      {.id = "mlp_input_grad_partial",
+       .fault_class = 'A',
+       .subjects = {"autotp", "fsdp_tp", "megatron"},
+       .summary = "The input gradient of column-split weights stayed a partial sum on each rank; "
+                  "forward right, everything upstream wrong.",
+       .source = "torchtitan #1805, #1878",
+       .smallest_case = [] { return fault_case("qwen2", "autotp", {.dp = 2, .tp = 3}); },
+       .injections = {std::move(last_mlp)},
+       .expected = expect(Stage::kActivationGrad, "model.layers.1.post_attention_layernorm",
+                          any_rank(6), {CauseId::kRankLocalPartial, {{"axis", "tp"}}})});
+  faults.push_back(
+      {.id = "qk_norm_grad_partial",
+       .fault_class = 'A',
+       .subjects = {"autotp", "fsdp_tp", "megatron"},
+       .summary = "A norm weight shared by all heads was whole on every tp rank, yet each rank saw "
+                  "its own heads only; the parts were never summed.",
+       .source = "Megatron-LM #7452 (finding 11)",
+       .smallest_case = [] { return fault_case("qwen3", "autotp", {.dp = 3, .tp = 2}); },
+       .injections = {skipped(Purpose::kGradReduce, Axis::kTp, {ParamClass::kQkNorm})},
+       .expected = expect(Stage::kParameterGrad, "model.layers.0.self_attn.q_norm.weight",
+                          any_rank(6), {CauseId::kRankLocalPartial, {{"axis", "tp"}}})});
+  faults.push_back(row_bias_added_on_every_rank());
+  // Copies are equal, so their sum is tp times each. (A call over tp would be one too many where a
+  // rank's block has nothing of them.)
+  faults.push_back(
+      {.id = "row_bias_grad_times_tp",
+       .fault_class = 'A',
+       .subjects = {"autotp", "megatron"},
+       .summary = "The gradient of a replicated row bias was summed over tp although every rank "
+                  "already held all of it.",
+       .source = "torchtitan #2106",
+       .smallest_case = [] { return fault_case("gpt2", "autotp", {.dp = 2, .tp = 3}); },
+       .injections = {scaled(Purpose::kGradReduce, Axis::kDp, FaultFactor::kTp,
+                             {ParamClass::kRowBias})},
+       .expected = expect(Stage::kParameterGrad, "transformer.h.0.attn.c_proj.bias", any_rank(6),
+                          {CauseId::kScaleOfFormula, {{"scale", 3}, {"formula", "tp"}}})});
+  Injection split_steps =
+      skipped(Purpose::kGradReduce, Axis::kTp, {ParamClass::kNorm, ParamClass::kQkNorm});
+  split_steps.least_micro_batches = 2;
+  faults.push_back(
+      {.id = "split_step_skips_tp_sum",
+       .fault_class = 'A',
+       .subjects = {"autotp", "megatron"},
+       .summary = "A second way to run a step, used with several micro-batches, left "
+                  "out the tp sum of replicated weights.",
+       .source = "NeMo-RL #3716",
+       .smallest_case =
+           [] {
+             return of_four_micro_batches(fault_case("qwen3", "megatron", {.dp = 3, .tp = 2}));
+           },
+       .injections = {std::move(split_steps)},
+       .expected = expect(Stage::kParameterGrad, "model.layers.0.self_attn.q_norm.weight",
+                          any_rank(6), {CauseId::kRankLocalPartial, {{"axis", "tp"}}})});
+  add_sequence_parallel_reductions(faults);
 }
 
 }  // namespace isoshard

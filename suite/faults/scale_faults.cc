@@ -33,71 +33,8 @@ Fault averaged_over_tp_too() {
     };
     return change_segments(std::move(change));
   };
-  fault.expected = {Stage::kParameterGrad,
-                    "model.layers.0.self_attn.q_proj.weight",
-                    any_rank(6),
-                    {CauseId::kMeanOfShards, {{"shards", 3}}}};
-  return fault;
-}
-
-Fault loss_divided_twice() {
-  Fault fault{.id = "loss_divided_twice",
-              .fault_class = 'B',
-              .subjects = {"ddp", "autotp", "fsdp_tp", "megatron"}};
-  fault.summary =
-      "Trainer and engine both divided the loss by the number of micro-batches before backward; "
-      "the reported loss was divided once.";
-  fault.source = "transformers PR 35808; accelerate #3533";
-  fault.smallest_case = [] {
-    Case item = fault_case("llama", "ddp", {.dp = 3});
-    item.micro_batches = 4;
-    return item;
-  };
-  fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case& item, const FaultProbe& probe) {
-    StrategyRules rules;
-    rules.loss = [m = item.micro_batches, probe](
-                     const Strategy& inner, const at::Tensor& logits, const at::Tensor& targets_BS,
-                     const at::Tensor& weight_B, double label_smoothing) {
-      CrossEntropy result = inner.loss(logits, targets_BS, weight_B, label_smoothing);
-      result.loss = result.loss / m;
-      if (m > 1) probe.fired();
-      return result;
-    };
-    parts.strategy = strategy_double(std::move(parts.strategy), std::move(rules));
-  };
-  fault.expected = {Stage::kForward,
-                    "loss_backward",
-                    any_rank(3),
-                    {CauseId::kScaleOfFormula, {{"scale", 0.25}, {"formula", "1/micro-batches"}}}};
-  return fault;
-}
-
-Fault micro_batch_average_missing() {
-  Fault fault{.id = "micro_batch_average_missing",
-              .fault_class = 'B',
-              .subjects = {"ddp", "autotp", "fsdp_tp", "megatron"}};
-  fault.summary = "A loss term was added up over micro-batches and never averaged.";
-  fault.source = "Megatron-LM #4070, adfa873d96";
-  fault.smallest_case = [] {
-    Case item = fault_case("llama", "autotp", {.dp = 3, .tp = 2});
-    item.micro_batches = 4;
-    return item;
-  };
-  fault.hooks.collective = [](const Case& item) {
-    SegmentChange change;
-    change.matches = [](const CallInfo& info, const Segment*) {
-      return info.purpose == Purpose::kGradReduce && info.axis == Axis::kDp;
-    };
-    change.of_own_blocks = true;
-    change.after = [m = item.micro_batches](const InterceptedCall&, ConstBuffer, Buffer result) {
-      tensor_of(result).mul_(m);
-    };
-    return change_segments(std::move(change));
-  };
-  fault.expected = {Stage::kParameterGrad,
-                    "model.embed_tokens.weight",
-                    any_rank(6),
-                    {CauseId::kScaleOfFormula, {{"scale", 4}, {"formula", "micro-batches"}}}};
+  fault.expected = expect(Stage::kParameterGrad, "model.layers.0.self_attn.q_proj.weight",
+                          any_rank(6), {CauseId::kMeanOfShards, {{"shards", 3}}});
   return fault;
 }
 
@@ -128,72 +65,9 @@ Fault mean_of_rank_means() {
           return own;
         });
   };
-  fault.expected = {
-      Stage::kForward,
-      "loss",
-      any_rank(3),
-      {CauseId::kMeanOfRankMeans, {{"means", 3}, {"token_counts", std::vector{44, 36, 28}}}}};
-  return fault;
-}
-
-Fault tied_grad_doubled() {
-  Fault fault{
-      .id = "tied_grad_doubled", .fault_class = 'B', .subjects = {"ddp", "autotp", "fsdp_tp"}};
-  fault.summary =
-      "A tied weight stood in the list under both names and its full gradient was written back "
-      "twice.";
-  fault.source = "torchtitan #3174";
-  fault.smallest_case = [] {
-    Case item = fault_case("qwen2", "ddp", {.dp = 3});
-    item.config.tie_word_embeddings = true;
-    item.model_name += "_tied";
-    return item;
-  };
-  fault.hooks.collective = [](const Case&) {
-    SegmentChange change;
-    change.matches = [](const CallInfo& info, const Segment* segment) {
-      return is_gradient_of(info, segment, Axis::kDp, ParamClass::kTied);
-    };
-    change.of_own_blocks = true;
-    change.after = [](const InterceptedCall&, ConstBuffer, Buffer result) {
-      tensor_of(result).mul_(2);
-    };
-    return change_segments(std::move(change));
-  };
-  fault.expected = {Stage::kParameterGrad,
-                    "model.embed_tokens.weight",
-                    any_rank(3),
-                    {CauseId::kScaleOfFormula, {{"scale", 2}, {"formula", "number of names"}}}};
-  return fault;
-}
-
-Fault norm_grad_averaged_over_tp() {
-  Fault fault{
-      .id = "norm_grad_averaged_over_tp", .fault_class = 'B', .subjects = {"autotp", "megatron"}};
-  fault.summary =
-      "One class of weights was averaged over tp where its parts had to be summed, or took the "
-      "divisor of another class.";
-  fault.source = "gpt-neox PR 1259; Megatron-LM 4f8974a400";
-  fault.smallest_case = [] {
-    Case item = fault_case("llama", "megatron", {.dp = 2, .tp = 3});
-    item.settings.sequence_parallel = true;
-    return item;
-  };
-  fault.hooks.collective = [](const Case&) {
-    SegmentChange change;
-    change.matches = [](const CallInfo& info, const Segment* segment) {
-      return is_gradient_of(info, segment, Axis::kTp, ParamClass::kNorm) ||
-             is_gradient_of(info, segment, Axis::kTp, ParamClass::kQkNorm);
-    };
-    change.after = [](const InterceptedCall& call, ConstBuffer, Buffer result) {
-      tensor_of(result).div_(call.comm->size());
-    };
-    return change_segments(std::move(change));
-  };
-  fault.expected = {Stage::kParameterGrad,
-                    "model.layers.0.input_layernorm.weight",
-                    any_rank(6),
-                    {CauseId::kScaleOfFormula, {{"scale", 0.3333}, {"formula", "1/tp"}}}};
+  fault.expected = expect(
+      Stage::kForward, "loss", any_rank(3),
+      {CauseId::kMeanOfRankMeans, {{"means", 3}, {"token_counts", std::vector{44, 36, 28}}}});
   return fault;
 }
 
@@ -219,9 +93,7 @@ Fault scaled_at_each_accumulation() {
       "a sum.";
   fault.source = "torchtitan #1732";
   fault.smallest_case = [] {
-    Case item = fault_case("llama", "autotp", {.dp = 3, .tp = 2});
-    item.micro_batches = 4;
-    return item;
+    return of_four_micro_batches(fault_case("llama", "autotp", {.dp = 3, .tp = 2}));
   };
   // The losses are divided by the number of micro-batches already, so the last one is right.
   const auto place = std::make_shared<MicroBatchPlace>();
@@ -246,12 +118,10 @@ Fault scaled_at_each_accumulation() {
     };
     return change_segments(std::move(change));
   };
-  fault.expected = {
-      Stage::kParameterGrad,
-      "model.embed_tokens.weight",
-      any_rank(6),
+  fault.expected = expect(
+      Stage::kParameterGrad, "model.embed_tokens.weight", any_rank(6),
       {CauseId::kMicroBatchWeights,
-       {{"weights", std::vector{0.00390625, 0.015625, 0.0625, 0.25}}, {"micro_batches", 4}}}};
+       {{"weights", std::vector{0.00390625, 0.015625, 0.0625, 0.25}}, {"micro_batches", 4}}});
   return fault;
 }
 
@@ -290,22 +160,72 @@ Fault divided_by_unused_loss_scale() {
     return item;
   };
   fault.hooks.parts = divide_by_loss_scale;
-  fault.expected = {Stage::kGradNorm,
-                    "grad_norm",
-                    any_rank(3),
-                    {CauseId::kScaleOfFormula, {{"scale", 0x1p-16}, {"formula", "2^-16"}}}};
+  fault.expected = expect(Stage::kGradNorm, "grad_norm", any_rank(3),
+                          {CauseId::kScaleOfFormula, {{"scale", 0x1p-16}, {"formula", "2^-16"}}});
   return fault;
 }
 
 }  // namespace
 
 void add_scale_faults(Faults& faults) {
-  for (Fault (*make)() :
-       {averaged_over_tp_too, divided_by_unused_loss_scale, loss_divided_twice, mean_of_rank_means,
-        micro_batch_average_missing, norm_grad_averaged_over_tp, scaled_at_each_accumulation,
-        tied_grad_doubled}) {
-    faults.push_back(make());
-  }
+  faults.push_back(averaged_over_tp_too());
+  faults.push_back(divided_by_unused_loss_scale());
+  faults.push_back(
+      {.id = "loss_divided_twice",
+       .fault_class = 'B',
+       .subjects = {"ddp", "autotp", "fsdp_tp", "megatron"},
+       .summary = "Trainer and engine both divided the loss by the number of micro-batches before "
+                  "backward; the reported loss was divided once.",
+       .source = "transformers PR 35808; accelerate #3533",
+       .smallest_case = [] { return of_four_micro_batches(fault_case("llama", "ddp", {.dp = 3})); },
+       .injections = {{.point = FaultPoint::kLoss,
+                       .change = FaultChange::kScale,
+                       .factor = FaultFactor::kOneOverMicroBatches}},
+       .expected =
+           expect(Stage::kForward, "loss_backward", any_rank(3),
+                  {CauseId::kScaleOfFormula, {{"scale", 0.25}, {"formula", "1/micro-batches"}}})});
+  faults.push_back(mean_of_rank_means());
+  faults.push_back(
+      {.id = "micro_batch_average_missing",
+       .fault_class = 'B',
+       .subjects = {"ddp", "autotp", "fsdp_tp", "megatron"},
+       .summary = "A loss term was added up over micro-batches and never averaged.",
+       .source = "Megatron-LM #4070, adfa873d96",
+       .smallest_case =
+           [] { return of_four_micro_batches(fault_case("llama", "autotp", {.dp = 3, .tp = 2})); },
+       .injections = {scaled(Purpose::kGradReduce, Axis::kDp, FaultFactor::kMicroBatches)},
+       .expected =
+           expect(Stage::kParameterGrad, "model.embed_tokens.weight", any_rank(6),
+                  {CauseId::kScaleOfFormula, {{"scale", 4}, {"formula", "micro-batches"}}})});
+  faults.push_back(
+      {.id = "norm_grad_averaged_over_tp",
+       .fault_class = 'B',
+       .subjects = {"autotp", "megatron"},
+       .summary = "One class of weights was averaged over tp where its parts had to be summed, or "
+                  "took the divisor of another class.",
+       .source = "gpt-neox PR 1259; Megatron-LM 4f8974a400",
+       .smallest_case = [] { return sequence_case("llama", {.dp = 2, .tp = 3}); },
+       .injections = {scaled(Purpose::kGradReduce, Axis::kTp, FaultFactor::kOneOverTp,
+                             {ParamClass::kNorm, ParamClass::kQkNorm})},
+       .expected =
+           expect(Stage::kParameterGrad, "model.layers.0.input_layernorm.weight", any_rank(6),
+                  {CauseId::kScaleOfFormula, {{"scale", 0.3333}, {"formula", "1/tp"}}})});
+  faults.push_back(scaled_at_each_accumulation());
+  Injection doubled =
+      scaled(Purpose::kGradReduce, Axis::kDp, FaultFactor::kMagnitude, {ParamClass::kTied});
+  doubled.magnitude = 1;
+  faults.push_back(
+      {.id = "tied_grad_doubled",
+       .fault_class = 'B',
+       .subjects = {"ddp", "autotp", "fsdp_tp"},
+       .summary = "A tied weight stood in the list under both names and its full gradient was "
+                  "written back twice.",
+       .source = "torchtitan #3174",
+       .smallest_case = [] { return tied(fault_case("qwen2", "ddp", {.dp = 3})); },
+       .injections = {std::move(doubled)},
+       .expected =
+           expect(Stage::kParameterGrad, "model.embed_tokens.weight", any_rank(3),
+                  {CauseId::kScaleOfFormula, {{"scale", 2}, {"formula", "number of names"}}})});
 }
 
 }  // namespace isoshard

@@ -44,10 +44,8 @@ Fault embed_out_split_without_sp() {
       return repeat_own_sequence_part(value, tp_rank, tp);
     };
   };
-  fault.expected = {Stage::kForward,
-                    "model.embed_tokens",
-                    any_rank(6),
-                    {CauseId::kSlicesRepeated, {{"axes", "tp"}}}};
+  fault.expected = expect(Stage::kForward, "model.embed_tokens", any_rank(6),
+                          {CauseId::kSlicesRepeated, {{"axes", "tp"}}});
   return fault;
 }
 
@@ -66,12 +64,10 @@ Fault kv_head_on_wrong_rank() {
       plan.kv_head_of_rank[rank] = wrong;
     }
   };
-  fault.expected = {
-      Stage::kForward,
-      "model.layers.0.self_attn.core",
-      {1, 2},
-      {CauseId::kPartsOutOfOrder,
-       {{"axis", "tp"}, {"coordinates", std::vector{1, 2}}, {"parts", std::vector{1, 0}}}}};
+  fault.expected =
+      expect(Stage::kForward, "model.layers.0.self_attn.core", {1, 2},
+             {CauseId::kPartsOutOfOrder,
+              {{"axis", "tp"}, {"coordinates", std::vector{1, 2}}, {"parts", std::vector{1, 0}}}});
   return fault;
 }
 
@@ -91,10 +87,9 @@ Fault init_seed_plus_rank() {
     probe.fired();
     parts.weights = case_weights(drawn);
   };
-  fault.expected = {Stage::kParametersRead,
-                    "model.embed_tokens.weight",
-                    {1, 2, 4, 5},
-                    {CauseId::kNotSlices, {{"axis", "tp"}, {"ranks", std::vector{1, 2, 4, 5}}}}};
+  fault.expected =
+      expect(Stage::kParametersRead, "model.embed_tokens.weight", {1, 2, 4, 5},
+             {CauseId::kNotSlices, {{"axis", "tp"}, {"ranks", std::vector{1, 2, 4, 5}}}});
   return fault;
 }
 
@@ -227,15 +222,13 @@ Fault gate_up_cut_as_one_block() {
     };
     read_fused_weights_at(place, std::move(in_blocks), parts, mesh, probe);
   };
-  fault.expected = {Stage::kParametersRead,
-                    "model.layers.0.mlp.gate_proj.weight",
-                    {1, 3, 5},
-                    {CauseId::kCutAsOneWithOther,
-                     {{"axis", "tp"},
-                      {"coordinate", 1},
-                      {"first", 0},
-                      {"last", 47},
-                      {"holder", "model.layers.0.mlp.up_proj.weight"}}}};
+  fault.expected = expect(Stage::kParametersRead, "model.layers.0.mlp.gate_proj.weight", {1, 3, 5},
+                          {CauseId::kCutAsOneWithOther,
+                           {{"axis", "tp"},
+                            {"coordinate", 1},
+                            {"first", 0},
+                            {"last", 47},
+                            {"holder", "model.layers.0.mlp.up_proj.weight"}}});
   return fault;
 }
 
@@ -256,11 +249,49 @@ Fault fused_shards_all_from_rank0() {
     };
     read_fused_weights_at(place, fused_weights(parts, item), parts, mesh, probe);
   };
-  fault.expected = {Stage::kParametersRead,
-                    "model.layers.0.self_attn.q_proj.weight",
-                    {1, 2, 4, 5},
-                    {CauseId::kShardsOfOtherRank,
-                     {{"axis", "tp"}, {"coordinate", 0}, {"ranks", std::vector{1, 2, 4, 5}}}}};
+  fault.expected =
+      expect(Stage::kParametersRead, "model.layers.0.self_attn.q_proj.weight", {1, 2, 4, 5},
+             {CauseId::kShardsOfOtherRank,
+              {{"axis", "tp"}, {"coordinate", 0}, {"ranks", std::vector{1, 2, 4, 5}}}});
+  return fault;
+}
+
+/// Joins what the ranks give as flat pieces of [sample x token] rows, instead of along the sequence
+/// of each sample.
+class FlatJoin final : public CollectiveFault {
+ public:
+  FlatJoin(std::int64_t samples, std::int64_t tokens) : samples_(samples), tokens_(tokens) {}
+  bool applies(const InterceptedCall& call) const override {
+    return call.op == CollectiveOp::kAllGather && call.info.purpose == Purpose::kSequenceGather &&
+           samples_ > 1 && call.comm->size() > 1;
+  }
+  Work apply(const InterceptedCall& call) const override {
+    Work work = call.pass();
+    work.wait();
+    // Pieces [tp, B, S / tp, H], of which the caller makes [B, S, H] by turning the first two dims:
+    // so that it gets the flat join.
+    const std::int64_t tp = call.comm->size();
+    const at::Tensor pieces = tensor_of(call.output).view({samples_, tp, tokens_ / tp, -1});
+    tensor_of(call.output).copy_(pieces.transpose(0, 1).contiguous().view({-1}));
+    return {};
+  }
+
+ private:
+  std::int64_t samples_, tokens_;
+};
+
+Fault token_index_ignores_batch() {
+  Fault fault{.id = "token_index_ignores_batch", .fault_class = 'E', .subjects = {"megatron"}};
+  fault.summary =
+      "Local token numbers became global ones by one offset per rank, which holds for a single "
+      "sample only.";
+  fault.source = "torchtitan #3604";
+  fault.smallest_case = [] { return sequence_case("llama", {.dp = 3, .tp = 2}); };
+  fault.hooks.collective = [](const Case& item) {
+    return std::make_shared<FlatJoin>(item.batch_size, item.seq_length);
+  };
+  fault.expected = expect(Stage::kForward, "model.layers.0.self_attn.q_proj", any_rank(6),
+                          {CauseId::kTokensPermutedBetweenSamples});
   return fault;
 }
 
@@ -277,8 +308,8 @@ Case copied_kv_heads_case() {
 
 void add_sharding_faults(Faults& faults) {
   for (Fault (*make)() :
-       {embed_out_split_without_sp, kv_head_on_wrong_rank, gate_up_cut_as_one_block,
-        fused_shards_all_from_rank0, init_seed_plus_rank})
+       {token_index_ignores_batch, embed_out_split_without_sp, kv_head_on_wrong_rank,
+        gate_up_cut_as_one_block, fused_shards_all_from_rank0, init_seed_plus_rank})
     faults.push_back(make());
 }
 

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Class G: tied weights; J: gradient accumulation; K: precision, what the optimizer steps.
+/// Class G: tied weights; J: gradient accumulation; K: precision, what the optimizer steps; L: the
+/// buffer that gradients and gathered parameters share.
 #include <ATen/ATen.h>
+#include <ATen/core/grad_mode.h>
 #include <fmt/format.h>
 
-#include <functional>
 #include <memory>
 #include <set>
 #include <string>
@@ -39,22 +40,11 @@ Fault tie_lost() {
       "Sharding (or overlap) gave the head its own copy; embedding and head trained apart without "
       "notice.";
   fault.source = "Megatron-LM #656; lingua PR 75; verl #7834";
-  fault.smallest_case = [] {
-    Case item = fault_case("qwen2", "ddp", {.dp = 3});
-    item.config.tie_word_embeddings = true;
-    item.model_name += "_tied";
-    return item;
-  };
+  fault.smallest_case = [] { return tied(fault_case("qwen2", "ddp", {.dp = 3})); };
   fault.hooks.parts = give_head_its_own_copy;
-  fault.expected = {
-      Stage::kParameterGrad, "model.embed_tokens.weight", any_rank(3), {CauseId::kInputSideOnly}};
+  fault.expected = expect(Stage::kParameterGrad, "model.embed_tokens.weight", any_rank(3),
+                          {CauseId::kInputSideOnly});
   return fault;
-}
-
-Case llama_of_four_micro_batches() {
-  Case item = fault_case("llama", "ddp", {.dp = 3});
-  item.micro_batches = 4;
-  return item;
 }
 
 Fault grads_zeroed_each_micro_batch() {
@@ -63,17 +53,16 @@ Fault grads_zeroed_each_micro_batch() {
               .subjects = {"ddp", "autotp", "fsdp_tp", "megatron"}};
   fault.summary = "Gradients were cleared at every micro-batch, not at every step.";
   fault.source = "torchtitan #3575";
-  fault.smallest_case = llama_of_four_micro_batches;
+  fault.smallest_case = [] { return of_four_micro_batches(fault_case("llama", "ddp", {.dp = 3})); };
   fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
     parts.schedule = schedule_double({.clears = [probe](const MicroBatchPlace& place) {
       if (place.index > 0) probe.fired();
       return true;
     }});
   };
-  fault.expected = {Stage::kParameterGrad,
-                    "model.embed_tokens.weight",
-                    any_rank(3),
-                    {CauseId::kMicroBatchMissing, {{"present", std::vector{3}}, {"last", 3}}}};
+  fault.expected =
+      expect(Stage::kParameterGrad, "model.embed_tokens.weight", any_rank(3),
+             {CauseId::kMicroBatchMissing, {{"present", std::vector{3}}, {"last", 3}}});
   return fault;
 }
 
@@ -112,79 +101,111 @@ Fault last_micro_batch_not_averaged() {
                  info.purpose == Purpose::kGradReduce && info.axis == Axis::kDp;
         });
   };
-  fault.expected = {
-      Stage::kParameterGrad,
-      "model.embed_tokens.weight",
-      any_rank(3),
-      {CauseId::kMicroBatchRankLocal, {{"local", std::vector{3}}, {"last", 3}, {"axis", "dp"}}}};
+  fault.expected = expect(
+      Stage::kParameterGrad, "model.embed_tokens.weight", any_rank(3),
+      {CauseId::kMicroBatchRankLocal, {{"local", std::vector{3}}, {"last", 3}, {"axis", "dp"}}});
   return fault;
 }
 
-Fault optimizer_holds_old_params() {
-  Fault fault{.id = "optimizer_holds_old_params",
-              .fault_class = 'K',
-              .subjects = {"ddp", "autotp", "fsdp_tp"}};
+// What a shared buffer would hold: the parameters that were gathered into it.
+Fault grad_buffer_keeps_gathered_params() {
+  Fault fault{
+      .id = "grad_buffer_keeps_gathered_params", .fault_class = 'L', .subjects = {"ddp", "autotp"}};
   fault.summary =
-      "The optimizer was built on weights that existed before sharding; the live ones were never "
-      "updated.";
-  fault.source = "accelerate #3209; pytorch #149205";
-  fault.smallest_case = [] { return fault_case("llama", "ddp", {.dp = 3}); };
-  fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case& item, const FaultProbe& probe) {
-    const auto old = std::make_shared<NamedTensors>();
-    parts.optimizer = optimizer_double(
-        std::move(parts.optimizer), [old, probe, item](Optimizer& inner, NamedTensors& parameters,
-                                                       const NamedTensors& gradients) {
-          NamedTensors stepped = parameters;
-          for (auto& [name, parameter] : stepped) {
-            if (!is_in_last_layer(item, name)) continue;
-            at::Tensor& copy = (*old)[name];
-            if (!copy.defined()) copy = parameter.detach().clone();
-            parameter = copy;
-          }
-          inner.step(stepped, gradients);
-          for (const auto& [name, copy] : *old) (void)counted(probe, parameters.at(name), copy);
-        });
-  };
-  fault.expected = {Stage::kParameterAfterStep,
-                    "model.layers.1.self_attn.q_proj.weight",
-                    any_rank(3),
-                    {CauseId::kNotUpdated}};
-  return fault;
-}
-
-Fault autocast_on_some_ranks() {
-  Fault fault{.id = "autocast_on_some_ranks",
-              .fault_class = 'K',
-              .subjects = {"ddp", "autotp", "fsdp_tp", "megatron"}};
-  fault.summary =
-      "A cast was made on some ranks only: they held in bf16 what others held in fp32, and each "
-      "number was near its right value.";
-  fault.source = "SkyRL #1709, PR 1725; pytorch #143181; DeepSpeed #4726";
+      "The gradient buffer doubled as receive buffer of the weight gather and was not cleared "
+      "afterwards.";
+  fault.source = "Megatron-LM #4609";
   fault.smallest_case = [] {
-    Case item = fault_case("llama", "ddp", {.dp = 3});
-    item.settings.autocast = Dtype::kBFloat16;
+    Case item = fault_case("llama", "autotp", {.dp = 3});
+    item.settings.zero_stage = 1;
+    item.steps = 2;
     return item;
   };
-  // Ranks of one replica compute together, and would fail in their first collective.
-  fault.hooks.parts = [](TrainerParts& parts, Mesh& mesh, const Case&, const FaultProbe& probe) {
-    if (!parts.autocast.has_value() || mesh.coordinate(Axis::kDp) != 1) return;
-    parts.autocast.reset();
-    probe.fired();
+  fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
+    parts.data_parallel = data_parallel_double(
+        std::move(parts.data_parallel), {.clear_gradients = [probe](DataParallel& inner, int step) {
+          inner.clear_gradients();
+          if (step == 0) return;
+          const at::NoGradGuard no_grad;
+          for (const auto& [name, parameter] : inner.held())
+            parameter.mutable_grad() = parameter.detach().clone();
+          probe.fired();
+        }});
   };
-  fault.expected = {Stage::kForward,
-                    "model.layers.0.self_attn.q_proj",
-                    {1},
-                    {CauseId::kMixedDtypes, {{"ranks", std::vector{1}}, {"usual", "bf16"}}}};
+  fault.expected = expect(Stage::kParameterGrad, "model.embed_tokens.weight", any_rank(3),
+                          {CauseId::kParameterValuesAdded, {{"factor", 1}}}, 1);
   return fault;
 }
 
 }  // namespace
 
 void add_step_faults(Faults& faults) {
-  for (Fault (*make)() : {tie_lost, grads_zeroed_each_micro_batch, last_micro_batch_not_averaged,
-                          autocast_on_some_ranks, optimizer_holds_old_params}) {
-    faults.push_back(make());
-  }
+  faults.push_back(tie_lost());
+  faults.push_back(grads_zeroed_each_micro_batch());
+  faults.push_back(last_micro_batch_not_averaged());
+  // Ranks of one replica compute together, and would fail in their first collective.
+  faults.push_back(
+      {.id = "autocast_on_some_ranks",
+       .fault_class = 'K',
+       .subjects = {"ddp", "autotp", "fsdp_tp", "megatron"},
+       .summary = "A cast was made on some ranks only: they held in bf16 what others held in fp32, "
+                  "and each number was near its right value.",
+       .source = "SkyRL #1709, PR 1725; pytorch #143181; DeepSpeed #4726",
+       .smallest_case =
+           [] {
+             Case item = fault_case("llama", "ddp", {.dp = 3});
+             item.settings.autocast = Dtype::kBFloat16;
+             return item;
+           },
+       .injections = {{.point = FaultPoint::kSetting,
+                       .name = "autocast",
+                       .change = FaultChange::kSet,
+                       .value = "none",
+                       .ranks = FaultRanks{Axis::kDp, 1}}},
+       .expected =
+           expect(Stage::kForward, "model.layers.0.self_attn.q_proj", {1},
+                  {CauseId::kMixedDtypes, {{"ranks", std::vector{1}}, {"usual", "bf16"}}})});
+  faults.push_back(
+      {.id = "optimizer_holds_old_params",
+       .fault_class = 'K',
+       .subjects = {"ddp", "autotp", "fsdp_tp"},
+       .summary = "The optimizer was built on weights that existed before sharding; "
+                  "the live ones were never updated.",
+       .source = "accelerate #3209; pytorch #149205",
+       .smallest_case = [] { return fault_case("llama", "ddp", {.dp = 3}); },
+       .injections = {{.point = FaultPoint::kUpdate,
+                       .layers = FaultLayers::kLast,
+                       .change = FaultChange::kZero}},
+       .expected = expect(Stage::kParameterAfterStep, "model.layers.1.self_attn.q_proj.weight",
+                          any_rank(3), {CauseId::kNotUpdated})});
+  faults.push_back(
+      {.id = "bf16_master_weights",
+       .fault_class = 'K',
+       .subjects = {"autotp"},
+       .summary = "Master weights were kept in bf16, so small updates were lost.",
+       .source = "ray_train_tensor_parallel f70bc8f",
+       .smallest_case =
+           [] {
+             Case item = fault_case("qwen2", "autotp", {.dp = 3, .tp = 2});
+             item.dtype = Dtype::kBFloat16;
+             item.settings.zero_stage = 1;
+             item.settings.master_dtype = Dtype::kFloat32;
+             item.settings.optimizer.kind = OptimizerSettings::Kind::kAdamW;
+             item.settings.optimizer.learning_rate = 1e-4;
+             // clipped gradients are recorded as the optimizer gets them: they would
+             // be bf16, too
+             item.settings.max_grad_norm = 0;
+             item.steps = 2;
+             return item;
+           },
+       .injections = {{.point = FaultPoint::kSetting,
+                       .name = "master_dtype",
+                       .change = FaultChange::kSet,
+                       .value = "bf16"}},
+       .expected =
+           expect(Stage::kOptimizerState, "model.embed_tokens.weight.master", any_rank(6),
+                  {CauseId::kMastersInOtherDtype, {{"dtype", "bf16"}, {"declared", "fp32"}}})});
+  faults.push_back(grad_buffer_keeps_gathered_params());
 }
 
 }  // namespace isoshard

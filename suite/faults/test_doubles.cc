@@ -301,12 +301,6 @@ std::set<std::string> first_row_biases(const Case& item) {
   return biases;
 }
 
-bool is_in_last_layer(const Case& item, std::string_view name) {
-  const std::string number = std::to_string(item.config.num_layers - 1);
-  return name.find(".layers." + number + ".") != std::string_view::npos ||
-         name.find(".h." + number + ".") != std::string_view::npos;
-}
-
 bool is_token_embedding(std::string_view module) {
   return module.ends_with("embed_tokens") || module.ends_with("transformer.wte") ||
          module.ends_with("word_embeddings");

@@ -116,9 +116,6 @@ using GradientEdit = std::function<void(const Parameters& parameters, int micro_
                                                                int micro_batches,
                                                                GradientEdit edit);
 
-/// Whether a module or parameter is of the last layer, for every architecture's name of its layers
-/// ("model.layers.1.", "transformer.h.1.").
-[[nodiscard]] bool is_in_last_layer(const Case& item, std::string_view name);
 /// The bias of the first row-parallel module with a bias in each layer: attention's, where it has
 /// one.
 [[nodiscard]] std::set<std::string> first_row_biases(const Case& item);

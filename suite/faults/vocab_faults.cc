@@ -23,27 +23,6 @@ Case vocab_case(const Degrees& degrees) {
   return item;
 }
 
-Fault head_input_grad_partial() {
-  Fault fault{.id = "head_input_grad_partial",
-              .fault_class = 'A',
-              .subjects = {"autotp", "fsdp_tp", "megatron"}};
-  fault.summary =
-      "The vocabulary-split loss had the right value but never summed the hidden gradient over the "
-      "vocabulary shards.";
-  fault.source = "ml-cross-entropy PR 42";
-  fault.smallest_case = [] { return vocab_case({.dp = 2, .tp = 3}); };
-  fault.hooks.collective = [](const Case&) {
-    return skip_segments([](const CallInfo& info, const Segment*) {
-      return info.purpose == Purpose::kVocabParallelBackward;
-    });
-  };
-  fault.expected = {Stage::kActivationGrad,
-                    "model.norm",
-                    any_rank(6),
-                    {CauseId::kRankLocalPartial, {{"axis", "tp"}}}};
-  return fault;
-}
-
 /// The head runs on pieces of the sequence, which frees each piece's logits early, and so does its
 /// backward.
 void run_head_in_chunks(TrainerParts& parts, Mesh&, const Case&, const FaultProbe&) {
@@ -71,18 +50,9 @@ Fault chunk_loss_partial_as_replicated() {
   fault.source = "torchtitan #3412";
   fault.smallest_case = [] { return vocab_case({.dp = 2, .tp = 3}); };
   fault.hooks.parts = run_head_in_chunks;
-  fault.hooks.collective = [](const Case& item) {
-    // Without chunks a call is for all tokens of the micro-batch.
-    return skip_segments([whole = item.batch_size * item.seq_length * item.config.hidden_size](
-                             const CallInfo& info, const Segment* segment) {
-      return info.purpose == Purpose::kVocabParallelBackward && segment != nullptr &&
-             segment->count < whole;
-    });
-  };
-  fault.expected = {Stage::kActivationGrad,
-                    "model.norm",
-                    any_rank(6),
-                    {CauseId::kRankLocalPartial, {{"axis", "tp"}}}};
+  fault.injections = {skipped(Purpose::kVocabParallelBackward, Axis::kTp)};
+  fault.expected = expect(Stage::kActivationGrad, "model.norm", any_rank(6),
+                          {CauseId::kRankLocalPartial, {{"axis", "tp"}}});
   return fault;
 }
 
@@ -104,71 +74,6 @@ bool change_each(const Buffer& buffer, Change change) {
     change_all(reinterpret_cast<float*>(buffer.data));
   }
   return changed;
-}
-
-/// Instead of the sum over ranks: the own sum, as if the own columns were the whole vocabulary
-/// (that many fewer).
-class LocalSmoothing final : public CollectiveFault {
- public:
-  [[nodiscard]] bool applies(const InterceptedCall& call) const override {
-    return call.info.purpose == Purpose::kVocabParallelSmoothing && call.comm->size() > 1;
-  }
-  [[nodiscard]] Work apply(const InterceptedCall& call) const override {
-    const double degree = call.comm->size();
-    // own / (V / tp) = own tp / V
-    (void)change_each(call.output, [&](std::int64_t, double own) { return own * degree; });
-    return {};
-  }
-};
-
-Fault label_smoothing_local_vocab() {
-  Fault fault{.id = "label_smoothing_local_vocab",
-              .fault_class = 'D',
-              .subjects = {"autotp", "fsdp_tp", "megatron"}};
-  fault.summary =
-      "Label smoothing used the size and the mean log-probability of the local vocabulary shard.";
-  fault.source = "Megatron-LM #737, #7464";
-  fault.smallest_case = [] {
-    Case item = vocab_case({.dp = 3, .tp = 2});
-    item.settings.label_smoothing = 0.1;
-    return item;
-  };
-  fault.hooks.collective = [](const Case&) { return std::make_shared<LocalSmoothing>(); };
-  fault.expected = {Stage::kForward,
-                    "loss_per_dp_rank",
-                    any_rank(6),
-                    {CauseId::kRankLocal, {{"axis", "tp"}, {"copies", 2}}}};
-  return fault;
-}
-
-/// Every rank has all columns, so the sum over ranks counts each of them tp times.
-class GatheredLogits final : public CollectiveFault {
- public:
-  [[nodiscard]] bool applies(const InterceptedCall& call) const override {
-    return call.info.purpose == Purpose::kVocabParallelLogsumexp && call.comm->size() > 1;
-  }
-  [[nodiscard]] Work apply(const InterceptedCall& call) const override {
-    call.pass().wait();
-    const double degree = call.comm->size();
-    (void)change_each(call.output, [&](std::int64_t, double sum) { return sum * degree; });
-    return {};
-  }
-};
-
-Fault gathered_logits_in_split_loss() {
-  Fault fault{.id = "gathered_logits_in_split_loss",
-              .fault_class = 'D',
-              .subjects = {"autotp", "fsdp_tp", "megatron"}};
-  fault.summary =
-      "Logits already gathered over tp went into the loss that sums over vocabulary shards.";
-  fault.source = "Megatron-LM #7452 (finding 2)";
-  fault.smallest_case = [] { return vocab_case({.dp = 2, .tp = 3}); };
-  fault.hooks.collective = [](const Case&) { return std::make_shared<GatheredLogits>(); };
-  fault.expected = {Stage::kForward,
-                    "loss_per_dp_rank",
-                    any_rank(6),
-                    {CauseId::kOffsetOfDegree, {{"offset", 1.099}, {"axis", "tp"}}}};
-  return fault;
 }
 
 /// Columns of padding, whose zero rows give logits of 0, take part in maximum and sum.
@@ -224,20 +129,58 @@ Fault padded_vocab_in_softmax() {
     return std::make_shared<PaddedColumns>(
         autotp_plan(*model, item.degrees.tp, item.settings.make_vocab_size_divisible_by));
   };
-  fault.expected = {Stage::kForward,
-                    "loss_per_dp_rank",
-                    any_rank(6),
-                    {CauseId::kOffsetOfWidths, {{"padded", 128}, {"width", 97}}}};
+  fault.expected = expect(Stage::kForward, "loss_per_dp_rank", any_rank(6),
+                          {CauseId::kOffsetOfWidths, {{"padded", 128}, {"width", 97}}});
   return fault;
 }
 
 }  // namespace
 
 void add_vocab_faults(Faults& faults) {
-  faults.push_back(head_input_grad_partial());
+  faults.push_back({.id = "head_input_grad_partial",
+                    .fault_class = 'A',
+                    .subjects = {"autotp", "fsdp_tp", "megatron"},
+                    .summary =
+                        "The vocabulary-split loss had the right value but never summed the hidden "
+                        "gradient over the vocabulary shards.",
+                    .source = "ml-cross-entropy PR 42",
+                    .smallest_case = [] { return vocab_case({.dp = 2, .tp = 3}); },
+                    .injections = {skipped(Purpose::kVocabParallelBackward, Axis::kTp)},
+                    .expected = expect(Stage::kActivationGrad, "model.norm", any_rank(6),
+                                       {CauseId::kRankLocalPartial, {{"axis", "tp"}}})});
   faults.push_back(chunk_loss_partial_as_replicated());
-  faults.push_back(label_smoothing_local_vocab());
-  faults.push_back(gathered_logits_in_split_loss());
+  // own / (V / tp) = own tp / V
+  Injection own_columns = scaled(Purpose::kVocabParallelSmoothing, Axis::kTp, FaultFactor::kTp);
+  own_columns.side = FaultSide::kGiven;
+  faults.push_back(
+      {.id = "label_smoothing_local_vocab",
+       .fault_class = 'D',
+       .subjects = {"autotp", "fsdp_tp", "megatron"},
+       .summary =
+           "Label smoothing used the size and the mean log-probability of the local vocabulary "
+           "shard.",
+       .source = "Megatron-LM #737, #7464",
+       .smallest_case =
+           [] {
+             Case item = vocab_case({.dp = 3, .tp = 2});
+             item.settings.label_smoothing = 0.1;
+             return item;
+           },
+       .injections = {skipped(Purpose::kVocabParallelSmoothing, Axis::kTp), std::move(own_columns)},
+       .expected = expect(Stage::kForward, "loss_per_dp_rank", any_rank(6),
+                          {CauseId::kRankLocal, {{"axis", "tp"}, {"copies", 2}}})});
+  // Every rank has all columns, so the sum over ranks counts each of them tp times.
+  faults.push_back(
+      {.id = "gathered_logits_in_split_loss",
+       .fault_class = 'D',
+       .subjects = {"autotp", "fsdp_tp", "megatron"},
+       .summary =
+           "Logits already gathered over tp went into the loss that sums over vocabulary shards.",
+       .source = "Megatron-LM #7452 (finding 2)",
+       .smallest_case = [] { return vocab_case({.dp = 2, .tp = 3}); },
+       .injections = {scaled(Purpose::kVocabParallelLogsumexp, Axis::kTp, FaultFactor::kTp)},
+       .expected = expect(Stage::kForward, "loss_per_dp_rank", any_rank(6),
+                          {CauseId::kOffsetOfDegree, {{"offset", 1.099}, {"axis", "tp"}}})});
   faults.push_back(padded_vocab_in_softmax());
 }
 

@@ -12,7 +12,7 @@
 namespace isoshard {
 namespace {
 
-bool is_reduction(CollectiveOp op) {
+bool is_reduction(const std::optional<CollectiveOp>& op) {
   return op == CollectiveOp::kAllReduce || op == CollectiveOp::kReduceScatter ||
          op == CollectiveOp::kReduceScatterUneven;
 }
@@ -22,105 +22,91 @@ bool names_parameters(const CalledFor& called) {
   return called.purpose == Purpose::kGradReduce && is_reduction(called.op);
 }
 
-void draw_place(Draws& draws, const StudyTags& tags, Composition& c) {
-  c.point = draws.one_of({StudyPoint::kForward, StudyPoint::kBackward, StudyPoint::kCollective,
-                          StudyPoint::kCollective, StudyPoint::kUpdate});
+void draw_place(Draws& draws, const StudyTags& tags, Injection& c) {
+  c.point = draws.one_of({FaultPoint::kForward, FaultPoint::kBackward, FaultPoint::kCollective,
+                          FaultPoint::kCollective, FaultPoint::kUpdate});
   switch (c.point) {
-    case StudyPoint::kForward:
-      c.tag = draws.one_of(std::span(tags.forward));
+    case FaultPoint::kForward:
+      c.name = draws.one_of(std::span(tags.forward));
       return;
-    case StudyPoint::kBackward:
-      c.tag = draws.one_of(std::span(tags.backward));
+    case FaultPoint::kBackward:
+      c.name = draws.one_of(std::span(tags.backward));
       return;
-    case StudyPoint::kUpdate:
-      c.tag = draws.one_of(std::span(tags.parameters));
+    case FaultPoint::kUpdate:
+      c.name = draws.one_of(std::span(tags.parameters));
       return;
-    case StudyPoint::kCollective:
+    case FaultPoint::kCollective:
       c.called = draws.one_of(std::span(tags.collectives));
       if (names_parameters(c.called) && !draws.one_in(3))
-        c.tag = draws.one_of(std::span(tags.parameters));
+        c.name = draws.one_of(std::span(tags.parameters));
+      return;
+    default:
       return;
   }
 }
 
-void draw_change(Draws& draws, Dtype dtype, Composition& c) {
+void draw_change(Draws& draws, Dtype dtype, Injection& c) {
   if (draws.one_in(5)) {
-    const bool can_skip = c.point == StudyPoint::kCollective && is_reduction(c.called.op);
+    const bool can_skip = c.point == FaultPoint::kCollective && is_reduction(c.called.op);
     const bool can_round = dtype == Dtype::kFloat32;
     do {
       c.change = draws.one_of(
-          {StudyChange::kZero, StudyChange::kRoll, StudyChange::kRound, StudyChange::kSkip});
-    } while ((c.change == StudyChange::kSkip && !can_skip) ||
-             (c.change == StudyChange::kRound && !can_round));
-    if (c.change != StudyChange::kSkip && draws.one_in(2))
-      c.extent = c.change == StudyChange::kRoll || draws.one_in(2) ? StudyExtent::kPart
-                                                                   : StudyExtent::kElement;
+          {FaultChange::kZero, FaultChange::kRoll, FaultChange::kRound, FaultChange::kSkip});
+    } while ((c.change == FaultChange::kSkip && !can_skip) ||
+             (c.change == FaultChange::kRound && !can_round));
+    if (c.change != FaultChange::kSkip && draws.one_in(2))
+      c.extent = c.change == FaultChange::kRoll || draws.one_in(2) ? FaultExtent::kPart
+                                                                   : FaultExtent::kElement;
     return;
   }
-  c.change = draws.one_of({StudyChange::kScale, StudyChange::kShift, StudyChange::kNoise});
+  c.change = draws.one_of({FaultChange::kScale, FaultChange::kShift, FaultChange::kNoise});
   c.magnitude = draws.one_of(std::span<const double>(kMagnitudes));
-  c.extent = draws.one_of({StudyExtent::kAll, StudyExtent::kPart, StudyExtent::kElement});
+  c.extent = draws.one_of({FaultExtent::kAll, FaultExtent::kPart, FaultExtent::kElement});
 }
 
-void draw_ranks(Draws& draws, const MeshShape& mesh, Composition& c) {
+void draw_ranks(Draws& draws, const MeshShape& mesh, Injection& c) {
   // a reduction is skipped by all of its ranks, or none could end
-  if (c.change == StudyChange::kSkip || draws.one_in(3)) return;
+  if (c.change == FaultChange::kSkip || draws.one_in(3)) return;
   std::vector<AxisDegree> axes;
   for (const AxisDegree& axis : mesh.axes())
     if (axis.degree > 1) axes.push_back(axis);
   const AxisDegree& axis = draws.one_of(std::span<const AxisDegree>(axes));
-  c.axis = axis.axis;
-  c.coordinate = static_cast<int>(draws.between(0, axis.degree - 1));
+  c.ranks = FaultRanks{axis.axis, static_cast<int>(draws.between(0, axis.degree - 1))};
 }
 
 }  // namespace
 
-std::string_view name_of(StudyPoint point) noexcept {
-  constexpr std::array kNames = {"forward", "backward", "collective", "update"};
-  return kNames.at(static_cast<std::size_t>(point));
+bool has_magnitude(FaultChange change) noexcept {
+  return change <= FaultChange::kNoise;
 }
 
-std::string_view name_of(StudyChange change) noexcept {
-  constexpr std::array kNames = {"scale", "shift", "noise", "zero", "roll", "round", "skip"};
-  return kNames.at(static_cast<std::size_t>(change));
-}
-
-bool has_magnitude(StudyChange change) noexcept {
-  return change <= StudyChange::kNoise;
-}
-
-std::string_view name_of(StudyExtent extent) noexcept {
-  constexpr std::array kNames = {"all", "part", "element"};
-  return kNames.at(static_cast<std::size_t>(extent));
-}
-
-std::string Composition::words() const {
-  std::string text(name_of(change));
-  if (has_magnitude(change)) text += fmt::format(" {:g}", magnitude);
-  text += fmt::format(" of {} at {}", name_of(extent), name_of(point));
-  if (point == StudyPoint::kCollective)
-    text += fmt::format(" {} {} over {}", name_of(called.op), name_of(called.purpose),
-                        name_of(called.axis));
-  if (!tag.empty()) text += " of " + tag;
-  if (axis.has_value()) text += fmt::format(" on {} rank {}", name_of(*axis), coordinate);
+std::string study_words(const Injection& composition) {
+  const Injection& c = composition;
+  std::string text(name_of(c.change));
+  if (has_magnitude(c.change)) text += fmt::format(" {:g}", c.magnitude);
+  text += fmt::format(" of {} at {}", name_of(c.extent), name_of(c.point));
+  if (c.point == FaultPoint::kCollective)
+    text += fmt::format(" {} {} over {}", name_of(c.called.op.value_or(CollectiveOp::kAllReduce)),
+                        name_of(c.called.purpose), name_of(c.called.axis));
+  if (!c.name.empty()) text += " of " + c.name;
+  if (c.ranks.has_value())
+    text += fmt::format(" on {} rank {}", name_of(c.ranks->axis), c.ranks->coordinate);
   return text;
 }
 
-bool Composition::is_on(const MeshShape& mesh, int rank) const {
-  return !axis.has_value() || mesh.coordinate(rank, *axis) == coordinate;
-}
-
-std::optional<StudyPlace> place_of(const Composition& composition) {
+std::optional<StudyPlace> place_of(const Injection& composition) {
   switch (composition.point) {
-    case StudyPoint::kForward:
-      return StudyPlace{Stage::kForward, composition.tag};
-    case StudyPoint::kBackward:
-      return StudyPlace{Stage::kActivationGrad, composition.tag};
-    case StudyPoint::kUpdate:
-      return StudyPlace{Stage::kParameterAfterStep, composition.tag};
-    case StudyPoint::kCollective:
-      if (composition.tag.empty()) return std::nullopt;
-      return StudyPlace{Stage::kParameterGrad, composition.tag};
+    case FaultPoint::kForward:
+      return StudyPlace{Stage::kForward, composition.name};
+    case FaultPoint::kBackward:
+      return StudyPlace{Stage::kActivationGrad, composition.name};
+    case FaultPoint::kUpdate:
+      return StudyPlace{Stage::kParameterAfterStep, composition.name};
+    case FaultPoint::kCollective:
+      if (composition.name.empty()) return std::nullopt;
+      return StudyPlace{Stage::kParameterGrad, composition.name};
+    default:
+      break;
   }
   return std::nullopt;
 }
@@ -159,8 +145,8 @@ std::vector<Case> study_cases() {
   return cases;
 }
 
-Composition draw_composition(Draws& draws, const Case& item, const StudyTags& tags) {
-  Composition c;
+Injection draw_composition(Draws& draws, const Case& item, const StudyTags& tags) {
+  Injection c;
   draw_place(draws, tags, c);
   draw_change(draws, item.dtype, c);
   draw_ranks(draws, item.mesh(), c);

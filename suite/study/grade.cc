@@ -15,6 +15,7 @@ enum class Says : std::uint8_t {
   kNothing,
   kFactor,        ///< scale: 1 + magnitude
   kRootOfFactor,  ///< scale: its root
+  kLogOfFactor,   ///< offset: its logarithm
   kFactors,       ///< factors: 1 + magnitude on the ranks that go wrong, 1 on others
   kScaleZero,     ///< scale: 0
   kLargerBy,      ///< offset: above 0, as is each shift. How large it is depends on the values.
@@ -25,26 +26,27 @@ enum class Says : std::uint8_t {
   kByOne,         ///< shift: one place, either way
   kToBf16,        ///< dtype
   kOverTheCall,   ///< axis: that of the collective
+  kOneThatGives,  ///< axis, coordinate: those of the only ranks that give what they should
 };
 
 using Points = unsigned;
 using Extents = unsigned;
 
-constexpr Points bit(StudyPoint point) {
+constexpr Points bit(FaultPoint point) {
   return 1U << static_cast<unsigned>(point);
 }
-constexpr Extents bit(StudyExtent extent) {
+constexpr Extents bit(FaultExtent extent) {
   return 1U << static_cast<unsigned>(extent);
 }
-constexpr Points kTaps = bit(StudyPoint::kForward) | bit(StudyPoint::kBackward),
-                 kCalls = bit(StudyPoint::kCollective), kValues = kTaps | kCalls,
-                 kSteps = bit(StudyPoint::kUpdate), kAnyPoint = kValues | kSteps;
-constexpr Extents kWhole = bit(StudyExtent::kAll), kRow = bit(StudyExtent::kPart),
-                  kOne = bit(StudyExtent::kElement), kSome = kWhole | kRow, kAny = kSome | kOne;
+constexpr Points kTaps = bit(FaultPoint::kForward) | bit(FaultPoint::kBackward),
+                 kCalls = bit(FaultPoint::kCollective), kValues = kTaps | kCalls,
+                 kSteps = bit(FaultPoint::kUpdate), kAnyPoint = kValues | kSteps;
+constexpr Extents kWhole = bit(FaultExtent::kAll), kRow = bit(FaultExtent::kPart),
+                  kOne = bit(FaultExtent::kElement), kSome = kWhole | kRow, kAny = kSome | kOne;
 
 struct RightCause {
   Points points;
-  StudyChange change;
+  FaultChange change;
   Extents extents;
   CauseId cause;
   Says says = Says::kNothing;
@@ -53,64 +55,69 @@ struct RightCause {
 
 constexpr RightCause kRightCauses[] = {
     // Of a part or an element only zeros and moved values have names.
-    {kAnyPoint, StudyChange::kScale, kWhole, CauseId::kScale, Says::kFactor},
-    {kAnyPoint, StudyChange::kScale, kWhole, CauseId::kScaleNearOne, Says::kFactor},
+    {kAnyPoint, FaultChange::kScale, kWhole, CauseId::kScale, Says::kFactor},
+    {kAnyPoint, FaultChange::kScale, kWhole, CauseId::kScaleNearOne, Says::kFactor},
     // The factor is right; that a number of the run fits it is chance, and no claim of its own.
-    {kAnyPoint, StudyChange::kScale, kWhole, CauseId::kScaleOfFormula, Says::kFactor},
-    {kAnyPoint, StudyChange::kScale, kWhole, CauseId::kFactorPerRank, Says::kFactors},
-    {kAnyPoint, StudyChange::kScale, kWhole, CauseId::kFactorPerRankOfFormula, Says::kFactors},
-    {kCalls, StudyChange::kScale, kWhole, CauseId::kPoolMultiplied, Says::kFactor},
+    {kAnyPoint, FaultChange::kScale, kWhole, CauseId::kScaleOfFormula, Says::kFactor},
+    {kAnyPoint, FaultChange::kScale, kWhole, CauseId::kFactorPerRank, Says::kFactors},
+    {kAnyPoint, FaultChange::kScale, kWhole, CauseId::kFactorPerRankOfFormula, Says::kFactors},
+    {kCalls, FaultChange::kScale, kWhole, CauseId::kPoolMultiplied, Says::kFactor},
     // What a call gives may be recorded first in a sum with the residual stream.
-    {kCalls, StudyChange::kScale, kWhole, CauseId::kSummandFactors, Says::kFactors},
+    {kCalls, FaultChange::kScale, kWhole, CauseId::kSummandFactors, Says::kFactors},
     // The call has squares, the record their root.
-    {kCalls, StudyChange::kScale, kWhole, CauseId::kScale, Says::kRootOfFactor, Purpose::kClipNorm},
-    {kCalls, StudyChange::kScale, kWhole, CauseId::kScaleOfFormula, Says::kRootOfFactor,
+    {kCalls, FaultChange::kScale, kWhole, CauseId::kScale, Says::kRootOfFactor, Purpose::kClipNorm},
+    {kCalls, FaultChange::kScale, kWhole, CauseId::kScaleOfFormula, Says::kRootOfFactor,
      Purpose::kClipNorm},
     // A loss is one number, of which there is no part, and m of its size added scales it.
-    {kCalls, StudyChange::kScale, kAny, CauseId::kScale, Says::kFactor, Purpose::kLossReduce},
-    {kCalls, StudyChange::kScale, kAny, CauseId::kScaleOfFormula, Says::kFactor,
+    {kCalls, FaultChange::kScale, kAny, CauseId::kScale, Says::kFactor, Purpose::kLossReduce},
+    {kCalls, FaultChange::kScale, kAny, CauseId::kScaleOfFormula, Says::kFactor,
      Purpose::kLossReduce},
-    {kCalls, StudyChange::kShift, kAny, CauseId::kScale, Says::kFactor, Purpose::kLossReduce},
-    {kCalls, StudyChange::kShift, kAny, CauseId::kScaleOfFormula, Says::kFactor,
+    // The call has a sum of exponentials, the loss its logarithm.
+    {kCalls, FaultChange::kScale, kWhole, CauseId::kOffsetOfDegree, Says::kLogOfFactor,
+     Purpose::kVocabParallelLogsumexp},
+    {kCalls, FaultChange::kShift, kAny, CauseId::kScale, Says::kFactor, Purpose::kLossReduce},
+    {kCalls, FaultChange::kShift, kAny, CauseId::kScaleOfFormula, Says::kFactor,
      Purpose::kLossReduce},
 
-    {kAnyPoint, StudyChange::kShift, kWhole, CauseId::kConstantOffset, Says::kLargerBy},
-    {kCalls, StudyChange::kShift, kWhole, CauseId::kPoolShifted, Says::kShiftInUnits},
+    {kAnyPoint, FaultChange::kShift, kWhole, CauseId::kConstantOffset, Says::kLargerBy},
+    {kCalls, FaultChange::kShift, kWhole, CauseId::kPoolShifted, Says::kShiftInUnits},
 
-    {kValues, StudyChange::kZero, kSome, CauseId::kZeros},
-    {kValues, StudyChange::kZero, kOne, CauseId::kZeros, Says::kOneZero},
-    {kValues, StudyChange::kZero, kWhole, CauseId::kScale, Says::kScaleZero},
+    {kValues, FaultChange::kZero, kSome, CauseId::kZeros},
+    {kValues, FaultChange::kZero, kOne, CauseId::kZeros, Says::kOneZero},
+    {kValues, FaultChange::kZero, kWhole, CauseId::kScale, Says::kScaleZero},
+    {kCalls, FaultChange::kZero, kWhole, CauseId::kNormOfOneRank, Says::kOneThatGives,
+     Purpose::kClipNorm},
     // No record tells a gradient of zeros from one that was never made.
-    {bit(StudyPoint::kBackward), StudyChange::kZero, kWhole, CauseId::kOutputDetached},
+    {bit(FaultPoint::kBackward), FaultChange::kZero, kWhole, CauseId::kOutputDetached},
     // A step of zeros leaves the parameter as it was: all of it, or what the rank has of it.
-    {kSteps, StudyChange::kZero, kWhole, CauseId::kNotUpdated},
-    {kSteps, StudyChange::kZero, kWhole, CauseId::kAsBeforeStep},
-    {kSteps, StudyChange::kZero, kAny, CauseId::kRowsNotUpdated},
-    {kSteps, StudyChange::kZero, kSome, CauseId::kColumnsNotUpdated},
-    {kSteps, StudyChange::kZero, kSome, CauseId::kRunNotUpdated},
-    {kSteps, StudyChange::kZero, kOne, CauseId::kRunNotUpdated, Says::kOneElement},
-    {kSteps, StudyChange::kZero, kSome, CauseId::kElementsNotUpdated},
-    {kSteps, StudyChange::kZero, kOne, CauseId::kElementsNotUpdated, Says::kOneKept},
+    {kSteps, FaultChange::kZero, kWhole, CauseId::kNotUpdated},
+    {kSteps, FaultChange::kZero, kWhole, CauseId::kAsBeforeStep},
+    {kSteps, FaultChange::kZero, kAny, CauseId::kRowsNotUpdated},
+    {kSteps, FaultChange::kZero, kSome, CauseId::kColumnsNotUpdated},
+    {kSteps, FaultChange::kZero, kSome, CauseId::kRunNotUpdated},
+    {kSteps, FaultChange::kZero, kOne, CauseId::kRunNotUpdated, Says::kOneElement},
+    {kSteps, FaultChange::kZero, kSome, CauseId::kElementsNotUpdated},
+    {kSteps, FaultChange::kZero, kOne, CauseId::kElementsNotUpdated, Says::kOneKept},
 
-    {kValues, StudyChange::kRoll, kSome, CauseId::kSlicesShifted, Says::kByOne},
-    {kValues, StudyChange::kRoll, kSome, CauseId::kSlicesPermuted},
-    {kValues, StudyChange::kRoll, kSome, CauseId::kSameValuesElsewhere},
+    {kValues, FaultChange::kRoll, kSome, CauseId::kSlicesShifted, Says::kByOne},
+    {kValues, FaultChange::kRoll, kSome, CauseId::kSlicesPermuted},
+    {kValues, FaultChange::kRoll, kSome, CauseId::kSameValuesElsewhere},
 
-    {kValues, StudyChange::kRound, kWhole, CauseId::kRounded, Says::kToBf16},
-    {kCalls, StudyChange::kRound, kWhole, CauseId::kExponentialsRounded, Says::kToBf16,
+    {kValues, FaultChange::kRound, kWhole, CauseId::kRounded, Says::kToBf16},
+    {kCalls, FaultChange::kRound, kWhole, CauseId::kExponentialsRounded, Says::kToBf16,
      Purpose::kVocabParallelLogsumexp},
 
-    {kCalls, StudyChange::kSkip, kWhole, CauseId::kRankLocalPartial, Says::kOverTheCall},
-    {kCalls, StudyChange::kSkip, kWhole, CauseId::kRankLocal, Says::kOverTheCall},
-    {kCalls, StudyChange::kSkip, kWhole, CauseId::kPiecesRankLocal, Says::kOverTheCall},
-    {kCalls, StudyChange::kSkip, kWhole, CauseId::kNoCallAlongAxis, Says::kOverTheCall},
-    {kCalls, StudyChange::kSkip, kWhole, CauseId::kSquaresNotSummed, Says::kOverTheCall,
+    {kCalls, FaultChange::kSkip, kWhole, CauseId::kRankLocalPartial, Says::kOverTheCall},
+    {kCalls, FaultChange::kSkip, kWhole, CauseId::kRankLocal, Says::kOverTheCall},
+    {kCalls, FaultChange::kSkip, kWhole, CauseId::kPiecesRankLocal, Says::kOverTheCall},
+    {kCalls, FaultChange::kSkip, kWhole, CauseId::kNoCallAlongAxis, Says::kOverTheCall},
+    {kCalls, FaultChange::kSkip, kWhole, CauseId::kSquaresNotSummed, Says::kOverTheCall,
      Purpose::kClipNorm},
-    {kCalls, StudyChange::kSkip, kWhole, CauseId::kNormOfOneRank, Says::kOverTheCall,
+    {kCalls, FaultChange::kSkip, kWhole, CauseId::kNormOfOneRank, Says::kOverTheCall,
      Purpose::kClipNorm},
-    {kCalls, StudyChange::kSkip, kWhole, CauseId::kOwnLargestLogit, Says::kNothing,
+    {kCalls, FaultChange::kSkip, kWhole, CauseId::kOwnLargestLogit, Says::kNothing,
      Purpose::kVocabParallelMax},
-    {kCalls, StudyChange::kSkip, kWhole, CauseId::kSoftmaxOfOwnColumns, Says::kNothing,
+    {kCalls, FaultChange::kSkip, kWhole, CauseId::kSoftmaxOfOwnColumns, Says::kNothing,
      Purpose::kVocabParallelLogsumexp},
 };
 
@@ -130,19 +137,21 @@ bool says_word(const Cause& cause, std::string_view name, std::string_view word)
 
 /// Whether the number shows the magnitude with an error of at most a tenth.
 bool shows(double difference, double magnitude) {
-  return std::fabs(difference - magnitude) <= 0.1 * magnitude;
+  return std::fabs(difference - magnitude) <= 0.1 * std::fabs(magnitude);
 }
 
-bool says_factors(const Cause& cause, const Composition& c) {
+bool says_factors(const Cause& cause, const Injection& c) {
   const IdValue* const value = find_value(cause.values, "factors");
   const auto* const factors = value == nullptr ? nullptr : std::get_if<std::vector<double>>(value);
   if (factors == nullptr) return false;
   const auto is_right = [](double factor) { return std::fabs(factor - 1) < 1e-4; };
   const auto is_changed = [&](double factor) { return shows(factor - 1, c.magnitude); };
-  if (c.axis.has_value() && says_word(cause, "axis", name_of(*c.axis))) {
+  if (c.ranks.has_value() && says_word(cause, "axis", name_of(c.ranks->axis))) {
     for (int i = 0; i < std::ssize(*factors); ++i) {
       const double factor = (*factors)[static_cast<std::size_t>(i)];
-      if (i == c.coordinate ? !is_changed(factor) : !is_right(factor)) return false;
+      if ((i == c.ranks->coordinate) != c.ranks->are_others ? !is_changed(factor)
+                                                            : !is_right(factor))
+        return false;
     }
     return true;
   }
@@ -150,7 +159,7 @@ bool says_factors(const Cause& cause, const Composition& c) {
          std::ranges::all_of(*factors, [&](double f) { return is_changed(f) || is_right(f); });
 }
 
-bool holds(Says says, const Cause& cause, const Composition& c, std::span<const int> wrong_ranks) {
+bool holds(Says says, const Cause& cause, const Injection& c, std::span<const int> wrong_ranks) {
   const auto number = [&](std::string_view name) {
     return cause.number(name).value_or(std::nan(""));
   };
@@ -162,6 +171,8 @@ bool holds(Says says, const Cause& cause, const Composition& c, std::span<const 
       return shows(number("scale") - 1, c.magnitude);
     case Says::kRootOfFactor:
       return shows(std::pow(number("scale"), 2) - 1, c.magnitude);
+    case Says::kLogOfFactor:
+      return shows(std::exp(number("offset")) - 1, c.magnitude);
     case Says::kFactors:
       return says_factors(cause, c);
     case Says::kScaleZero:
@@ -182,24 +193,28 @@ bool holds(Says says, const Cause& cause, const Composition& c, std::span<const 
       return says_word(cause, "dtype", "bf16");
     case Says::kOverTheCall:
       return says_word(cause, "axis", name_of(c.called.axis));
+    case Says::kOneThatGives:
+      return c.side == FaultSide::kGiven && c.ranks.has_value() && c.ranks->are_others &&
+             says_word(cause, "axis", name_of(c.ranks->axis)) &&
+             number("coordinate") == c.ranks->coordinate;
   }
   return false;
 }
 
-bool is_about(const RightCause& right, const Composition& c) {
+bool is_about(const RightCause& right, const Injection& c) {
   return (right.points & bit(c.point)) != 0 && right.change == c.change &&
          (right.extents & bit(c.extent)) != 0 &&
          (!right.purpose.has_value() || *right.purpose == c.called.purpose);
 }
 
 /// Whether a cause that tells the place tells that of the bug.
-bool tells_its_place(const Cause& cause, const Composition& c) {
-  const bool is_call = c.point == StudyPoint::kCollective;
+bool tells_its_place(const Cause& cause, const Injection& c) {
+  const bool is_call = c.point == FaultPoint::kCollective;
   const auto is_for = [&](Purpose first, Purpose second) {
     return is_call && (c.called.purpose == first || c.called.purpose == second);
   };
   const auto is_its_axis = [&](std::string_view name) {
-    return (c.axis.has_value() && says_word(cause, name, name_of(*c.axis))) ||
+    return (c.ranks.has_value() && says_word(cause, name, name_of(c.ranks->axis))) ||
            (is_call && says_word(cause, name, name_of(c.called.axis)));
   };
   switch (cause.id) {
@@ -207,7 +222,7 @@ bool tells_its_place(const Cause& cause, const Composition& c) {
       return is_its_axis("axes");
     case CauseId::kPartNotReached:
       // what a rank has of a call's result or a parameter may be a part of the tensor
-      return is_its_axis("axis") && (c.extent != StudyExtent::kAll || (kTaps & bit(c.point)) == 0);
+      return is_its_axis("axis") && (c.extent != FaultExtent::kAll || (kTaps & bit(c.point)) == 0);
     case CauseId::kReceivedOther:
       return is_for(Purpose::kPipeForward, Purpose::kPipeBackward);
     case CauseId::kWrongBetweenStages:
@@ -215,7 +230,7 @@ bool tells_its_place(const Cause& cause, const Composition& c) {
     case CauseId::kWrongWithForeignKeys:
       return is_for(Purpose::kRingKv, Purpose::kRingDkv);
     case CauseId::kSameRowAdded:
-      return c.change == StudyChange::kShift && c.extent == StudyExtent::kAll;
+      return c.change == FaultChange::kShift && c.extent == FaultExtent::kAll;
     default:
       return true;
   }
@@ -229,7 +244,7 @@ std::string_view name_of(CauseGrade grade) noexcept {
   return kNames.at(static_cast<std::size_t>(grade));
 }
 
-CauseGrade grade_of(const Composition& composition, std::span<const int> wrong_ranks,
+CauseGrade grade_of(const Injection& composition, std::span<const int> wrong_ranks,
                     const Blame& blame) {
   const Cause& cause = blame.cause;
   if (cause.empty()) return CauseGrade::kNone;

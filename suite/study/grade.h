@@ -38,7 +38,7 @@ struct Blame {
 /// for noise is wrong unless it only names the place.
 ///
 /// `wrong_ranks`   the ranks that the composition is on.
-[[nodiscard]] CauseGrade grade_of(const Composition& composition, std::span<const int> wrong_ranks,
+[[nodiscard]] CauseGrade grade_of(const Injection& composition, std::span<const int> wrong_ranks,
                                   const Blame& blame);
 
 }  // namespace isoshard

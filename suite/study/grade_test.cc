@@ -8,6 +8,9 @@
 #include <array>
 #include <string_view>
 #include <utility>
+#include <vector>
+
+#include "suite/faults/fault.h"
 
 namespace isoshard {
 namespace {
@@ -16,27 +19,26 @@ namespace {
 constexpr std::array kTpRank1 = {1, 3};
 constexpr std::array kAllRanks = {0, 1, 2, 3};
 
-Composition scaled(StudyExtent extent = StudyExtent::kAll) {
-  return {.point = StudyPoint::kForward,
-          .tag = "model.layers.0.mlp",
-          .change = StudyChange::kScale,
+Injection scaled(FaultExtent extent = FaultExtent::kAll) {
+  return {.point = FaultPoint::kForward,
+          .name = "model.layers.0.mlp",
+          .change = FaultChange::kScale,
           .extent = extent,
           .magnitude = 0.01,
-          .axis = Axis::kTp,
-          .coordinate = 1};
+          .ranks = FaultRanks{Axis::kTp, 1}};
 }
 
-Composition skipped(Purpose purpose) {
-  return {.point = StudyPoint::kCollective,
+Injection skipped(Purpose purpose) {
+  return {.point = FaultPoint::kCollective,
           .called = {CollectiveOp::kAllReduce, purpose, Axis::kDp},
-          .change = StudyChange::kSkip};
+          .change = FaultChange::kSkip};
 }
 
-CauseGrade on_tp_rank_1(const Composition& c, CauseId id, NamedValues values = {}) {
+CauseGrade on_tp_rank_1(const Injection& c, CauseId id, NamedValues values = {}) {
   return grade_of(c, kTpRank1, {true, {1, 3}, make_cause(id, std::move(values))});
 }
 
-CauseGrade on_all_ranks(const Composition& c, CauseId id, NamedValues values = {}) {
+CauseGrade on_all_ranks(const Injection& c, CauseId id, NamedValues values = {}) {
   return grade_of(c, kAllRanks, {std::nullopt, {0, 1, 2, 3}, make_cause(id, std::move(values))});
 }
 
@@ -67,29 +69,29 @@ TEST(CauseGrade, NeedsTheOperatorAndItsExtent) {
   EXPECT_EQ(on_tp_rank_1(scaled(), CauseId::kConstantOffset, {{"offset", 0.01}}),
             CauseGrade::kWrong);
   EXPECT_EQ(on_tp_rank_1(scaled(), CauseId::kStaleBySteps, {{"steps", 1}}), CauseGrade::kWrong);
-  EXPECT_EQ(on_tp_rank_1(scaled(StudyExtent::kPart), CauseId::kScale, {{"scale", 1.01}}),
+  EXPECT_EQ(on_tp_rank_1(scaled(FaultExtent::kPart), CauseId::kScale, {{"scale", 1.01}}),
             CauseGrade::kWrong);
 
-  Composition zero = scaled(StudyExtent::kElement);
-  zero.change = StudyChange::kZero;
+  Injection zero = scaled(FaultExtent::kElement);
+  zero.change = FaultChange::kZero;
   EXPECT_EQ(on_tp_rank_1(zero, CauseId::kZeros, {{"zeros", 2}}), CauseGrade::kRight);
   EXPECT_EQ(on_tp_rank_1(zero, CauseId::kZeros, {{"zeros", 3}}), CauseGrade::kWrong);
   EXPECT_EQ(on_tp_rank_1(zero, CauseId::kNotUpdated), CauseGrade::kWrong);
-  zero.point = StudyPoint::kUpdate;
+  zero.point = FaultPoint::kUpdate;
   EXPECT_EQ(on_tp_rank_1(zero, CauseId::kRunNotUpdated, {{"first", 7}, {"last", 7}}),
             CauseGrade::kRight);
   EXPECT_EQ(on_tp_rank_1(zero, CauseId::kRunNotUpdated, {{"first", 7}, {"last", 8}}),
             CauseGrade::kWrong);
   EXPECT_EQ(on_tp_rank_1(zero, CauseId::kNotUpdated), CauseGrade::kWrong) << "all of it";
 
-  Composition rounded = scaled();
-  rounded.change = StudyChange::kRound;
+  Injection rounded = scaled();
+  rounded.change = FaultChange::kRound;
   EXPECT_EQ(on_tp_rank_1(rounded, CauseId::kRounded, {{"dtype", "bf16"}}), CauseGrade::kRight);
   EXPECT_EQ(on_tp_rank_1(rounded, CauseId::kRounded, {{"dtype", "fp16"}}), CauseGrade::kWrong);
 }
 
 TEST(CauseGrade, OfASkippedReductionNeedsItsAxis) {
-  const Composition grads = skipped(Purpose::kGradReduce), norm = skipped(Purpose::kClipNorm);
+  const Injection grads = skipped(Purpose::kGradReduce), norm = skipped(Purpose::kClipNorm);
   EXPECT_EQ(on_all_ranks(grads, CauseId::kRankLocalPartial, {{"axis", "dp"}}), CauseGrade::kRight);
   EXPECT_EQ(on_all_ranks(grads, CauseId::kRankLocalPartial, {{"axis", "tp"}}), CauseGrade::kWrong);
   EXPECT_EQ(on_all_ranks(norm, CauseId::kSquaresNotSummed, {{"axis", "dp"}}), CauseGrade::kRight);
@@ -100,15 +102,61 @@ TEST(CauseGrade, OfASkippedReductionNeedsItsAxis) {
             CauseGrade::kWrong);
 }
 
+TEST(CauseGrade, OfACallTakesWhatTheRecordMakesOfIt) {
+  const Injection sum{
+      .point = FaultPoint::kCollective,
+      .called = {CollectiveOp::kAllReduce, Purpose::kVocabParallelLogsumexp, Axis::kTp},
+      .magnitude = 2};
+  EXPECT_EQ(on_all_ranks(sum, CauseId::kOffsetOfDegree, {{"offset", 1.0986}, {"axis", "tp"}}),
+            CauseGrade::kRight);
+  EXPECT_EQ(on_all_ranks(sum, CauseId::kOffsetOfDegree, {{"offset", 0.6931}, {"axis", "tp"}}),
+            CauseGrade::kWrong);
+  const Injection squares{.point = FaultPoint::kCollective,
+                          .called = {{}, Purpose::kClipNorm, Axis::kTp},
+                          .side = FaultSide::kGiven,
+                          .change = FaultChange::kZero,
+                          .ranks = FaultRanks{Axis::kTp, 0, /*are_others=*/true}};
+  EXPECT_EQ(on_all_ranks(squares, CauseId::kNormOfOneRank, {{"axis", "tp"}, {"coordinate", 0}}),
+            CauseGrade::kRight);
+  EXPECT_EQ(on_all_ranks(squares, CauseId::kNormOfOneRank, {{"axis", "tp"}, {"coordinate", 1}}),
+            CauseGrade::kWrong);
+}
+
 TEST(CauseGrade, OfNoiseIsAtMostThePlace) {
-  Composition noise = scaled();
-  noise.change = StudyChange::kNoise;
+  Injection noise = scaled();
+  noise.change = FaultChange::kNoise;
   for (const CauseId id : all_ids<CauseId>())
     EXPECT_NE(on_tp_rank_1(noise, id, {{"scale", 1.01}, {"axis", "tp"}}), CauseGrade::kRight)
         << name_of(id);
   EXPECT_EQ(on_tp_rank_1(noise, CauseId::kScale, {{"scale", 1.01}}), CauseGrade::kWrong);
   EXPECT_EQ(on_tp_rank_1(noise, CauseId::kCopiesDiffer, {{"axes", "tp"}}), CauseGrade::kPlaceOnly);
   EXPECT_EQ(on_tp_rank_1(noise, CauseId::kCopiesDiffer, {{"axes", "dp"}}), CauseGrade::kWrong);
+}
+
+// What the catalog expects of a bug is what the bug's data says.
+TEST(CauseGrade, OfTheCatalogIsRight) {
+  int graded = 0;
+  for (const Fault& fault : fault_catalogue()) {
+    if (fault.injections.size() != 1 || fault.injections.front().point > FaultPoint::kUpdate)
+      continue;
+    const Case item = fault.smallest_case();
+    const Injection injection = with_numbers_of(item, fault.injections.front());
+    std::vector<int> wrong_ranks;  // what a rank gives reaches all
+    for (int rank = 0; rank < item.world_size(); ++rank)
+      if (injection.side == FaultSide::kGiven || injection.is_on(item.mesh(), rank))
+        wrong_ranks.push_back(rank);
+    const Cause cause = make_cause(fault.expected->cause.id, fault.expected->cause.values);
+
+    const CauseGrade grade =
+        grade_of(injection, wrong_ranks, {std::nullopt, fault.expected->ranks, cause});
+
+    // its cause says only that other values came than were sent
+    const bool is_place = fault.id == "stage_output_freed_before_send";
+    EXPECT_EQ(name_of(grade), name_of(is_place ? CauseGrade::kPlaceOnly : CauseGrade::kRight))
+        << fault.id;
+    ++graded;
+  }
+  EXPECT_GE(graded, 20);
 }
 
 TEST(CauseGrade, OfNoCauseIsNone) {

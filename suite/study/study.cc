@@ -24,7 +24,6 @@
 #include "suite/reference/redrawn_run.h"
 #include "suite/reference/reference.h"
 #include "suite/reference/warm_up_training.h"
-#include "suite/study/injection.h"
 #include "suite/train/train_case.h"
 
 namespace isoshard {
@@ -102,7 +101,7 @@ class Study {
     return row;
   }
 
-  [[nodiscard]] StudyRow composed(const Composition& c) {
+  [[nodiscard]] StudyRow composed(const Injection& c) {
     StudyRow row{.index = 0};
     judge(known_of(cases_.front()), c, row);
     return row;
@@ -128,15 +127,15 @@ class Study {
     return train_case(item, {.run = run, .check_interval = item.steps}).curve;
   }
 
-  void judge(const Known& known, const Composition& c, StudyRow& row) const {
-    row.composition = c.words();
+  void judge(const Known& known, const Injection& c, StudyRow& row) const {
+    row.composition = study_words(c);
     row.bug = c;
     row.bug_ranks.clear();
     const MeshShape mesh = known.item.mesh();
     for (int rank = 0; rank < mesh.world_size(); ++rank)
       if (c.is_on(mesh, rank)) row.bug_ranks.push_back(rank);
     const FaultProbe probe;
-    judge_run(known, with_composition(c, known.item, probe), place_of(c), row);
+    judge_run(known, inject({}, c, known.item, probe), place_of(c), row);
     row.fired = probe.count() > 0;
   }
 
@@ -191,7 +190,7 @@ CauseGrade StudyRow::grade() const {
   return index >= 0 && fired && within ? grade_of(bug, bug_ranks, blame) : CauseGrade::kNotGraded;
 }
 
-StudyRow judge_composition(const Case& item, const std::optional<Composition>& composition,
+StudyRow judge_composition(const Case& item, const std::optional<Injection>& composition,
                            int curve_steps) {
   Study study({.curve_steps = curve_steps, .cases = {item}});
   return composition.has_value() ? study.composed(*composition) : study.clean(0);

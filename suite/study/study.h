@@ -25,7 +25,7 @@ struct StudyPlan {
 struct StudyRow {
   std::int64_t index = -1;  ///< of the composition in its seed's stream; of a clean run below 0
   std::string case_slug = {}, composition = {};  ///< in words
-  Composition bug = {};                          ///< but for its position, which no file keeps
+  Injection bug = {};                            ///< but for its position, which no file keeps
   std::vector<int> bug_ranks = {};               ///< that go wrong
   bool fired = false;                            ///< a bit was changed
   bool is_visible = false;  ///< some recorded bit, or a call of a collective, is another one
@@ -56,7 +56,7 @@ struct StudyRow {
 /// One composition on a case, judged as run_study does; without one, the clean run.
 /// Ranks, Errors   as run_study.
 [[nodiscard]] StudyRow judge_composition(const Case& item,
-                                         const std::optional<Composition>& composition,
+                                         const std::optional<Injection>& composition,
                                          int curve_steps);
 
 /// Runs what `known` lacks, one after the other, and calls `add` with each row as soon as it is

@@ -141,16 +141,17 @@ StudyRow row_of(std::string_view line, std::string origin) {
   row.index = reader.number<std::int64_t>();
   row.case_slug = reader.text();
   row.composition = reader.text();
-  row.bug.point = reader.one_of<StudyPoint>(kPoints);
-  row.bug.change = reader.one_of<StudyChange>(kChanges);
-  row.bug.extent = reader.one_of<StudyExtent>(kExtents);
+  row.bug.point = reader.one_of<FaultPoint>(kPoints);
+  row.bug.change = reader.one_of<FaultChange>(kChanges);
+  row.bug.extent = reader.one_of<FaultExtent>(kExtents);
   row.bug.magnitude = reader.number<double>();
-  row.bug.tag = reader.text();
+  row.bug.name = reader.text();
   row.bug.called.op = reader.one_of<CollectiveOp>(kNumCollectiveOps);
   row.bug.called.purpose = reader.one_of<Purpose>(kNumPurposes);
   row.bug.called.axis = reader.one_of<Axis>(kAxes);
-  row.bug.axis = reader.maybe_one_of<Axis>(kAxes);
-  row.bug.coordinate = reader.number<int>();
+  const std::optional<Axis> axis = reader.maybe_one_of<Axis>(kAxes);
+  const int coordinate = reader.number<int>();
+  if (axis.has_value()) row.bug.ranks = FaultRanks{*axis, coordinate};
   row.bug_ranks = reader.ranks();
   row.fired = reader.flag();
   row.is_visible = reader.flag();
@@ -176,14 +177,15 @@ std::string study_head(const StudyPlan& plan) {
 }
 
 std::string to_line(const StudyRow& row) {
-  const Composition& bug = row.bug;
+  const Injection& bug = row.bug;
   std::string line =
       fmt::format("{},{},{},{},{},{},{:g}", row.index, row.case_slug, row.composition,
                   name_of(bug.point), name_of(bug.change), name_of(bug.extent), bug.magnitude);
-  line += fmt::format(",{},{},{},{},{},{},{}", bug.tag, name_of(bug.called.op),
-                      name_of(bug.called.purpose), name_of(bug.called.axis),
-                      bug.axis.has_value() ? name_of(*bug.axis) : "", bug.coordinate,
-                      fmt::join(row.bug_ranks, " "));
+  line += fmt::format(
+      ",{},{},{},{},{},{},{}", bug.name, name_of(bug.called.op.value_or(CollectiveOp::kAllReduce)),
+      name_of(bug.called.purpose), name_of(bug.called.axis),
+      bug.ranks.has_value() ? name_of(bug.ranks->axis) : "",
+      bug.ranks.has_value() ? bug.ranks->coordinate : 0, fmt::join(row.bug_ranks, " "));
   line += fmt::format(",{},{},{},{}", flag(row.fired), flag(row.is_visible), flag(row.exact),
                       flag(row.within));
   for (const bool alarm : row.weak) line += fmt::format(",{}", flag(alarm));

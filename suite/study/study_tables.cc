@@ -80,17 +80,17 @@ std::string table_of(std::string_view title, const std::vector<StudyRow>& bugs,
 
 std::vector<Group> points() {
   std::vector<Group> groups;
-  for (const StudyPoint point :
-       {StudyPoint::kForward, StudyPoint::kBackward, StudyPoint::kCollective, StudyPoint::kUpdate})
+  for (const FaultPoint point :
+       {FaultPoint::kForward, FaultPoint::kBackward, FaultPoint::kCollective, FaultPoint::kUpdate})
     groups.push_back({std::string(name_of(point)),
                       [point](const StudyRow& row) { return row.bug.point == point; }});
   groups.push_back({"all", [](const StudyRow&) { return true; }});
   return groups;
 }
 
-std::vector<Group> changes(std::initializer_list<StudyChange> some) {
+std::vector<Group> changes(std::initializer_list<FaultChange> some) {
   std::vector<Group> groups;
-  for (const StudyChange change : some)
+  for (const FaultChange change : some)
     groups.push_back({std::string(name_of(change)),
                       [change](const StudyRow& row) { return row.bug.change == change; }});
   return groups;
@@ -102,14 +102,14 @@ std::vector<Group> magnitudes() {
     groups.push_back({fmt::format("{:g}", magnitude),
                       [magnitude](const StudyRow& row) { return row.bug.magnitude == magnitude; }});
   for (Group& group :
-       changes({StudyChange::kZero, StudyChange::kRoll, StudyChange::kRound, StudyChange::kSkip}))
+       changes({FaultChange::kZero, FaultChange::kRoll, FaultChange::kRound, FaultChange::kSkip}))
     groups.push_back(std::move(group));
   return groups;
 }
 
 std::vector<Group> extents() {
   std::vector<Group> groups;
-  for (const StudyExtent extent : {StudyExtent::kAll, StudyExtent::kPart, StudyExtent::kElement})
+  for (const FaultExtent extent : {FaultExtent::kAll, FaultExtent::kPart, FaultExtent::kElement})
     groups.push_back({std::string(name_of(extent)),
                       [extent](const StudyRow& row) { return row.bug.extent == extent; }});
   return groups;
@@ -169,12 +169,12 @@ std::string grades_of(std::string_view title, const std::vector<StudyRow>& grade
 /// none is the right answer there, so it is counted by change alone.
 std::string causes(const std::vector<StudyRow>& bugs) {
   const auto is_graded = [](const StudyRow& row) { return row.grade() != CauseGrade::kNotGraded; };
-  const auto is_named = [](const StudyRow& row) { return row.bug.change != StudyChange::kNoise; };
+  const auto is_named = [](const StudyRow& row) { return row.bug.change != FaultChange::kNoise; };
   const std::vector<StudyRow> graded = chosen(bugs, is_graded), named = chosen(graded, is_named);
   return grades_of("change", graded,
-                   changes({StudyChange::kScale, StudyChange::kShift, StudyChange::kZero,
-                            StudyChange::kRoll, StudyChange::kRound, StudyChange::kSkip,
-                            StudyChange::kNoise})) +
+                   changes({FaultChange::kScale, FaultChange::kShift, FaultChange::kZero,
+                            FaultChange::kRoll, FaultChange::kRound, FaultChange::kSkip,
+                            FaultChange::kNoise})) +
          grades_of("point, without noise", named, points()) +
          grades_of("extent, without noise", named, extents());
 }
@@ -229,7 +229,7 @@ std::string study_tables(const std::vector<StudyRow>& rows) {
 std::vector<SharePanel> sensitivity_panels(const std::vector<StudyRow>& rows) {
   const std::vector<StudyRow> bugs = bugs_of(rows);
   const auto is_element = [](const StudyRow& row) {
-    return row.bug.extent == StudyExtent::kElement;
+    return row.bug.extent == FaultExtent::kElement;
   };
   return {panel_of("Bugs in all or a quarter of a tensor: share that each check alarms",
                    chosen(bugs, std::not_fn(is_element))),

@@ -15,7 +15,6 @@
 
 #include "core/base/error.h"
 #include "fixtures/cases/presets.h"
-#include "suite/study/injection.h"
 #include "suite/study/study_tables.h"
 
 namespace isoshard {
@@ -66,18 +65,17 @@ TEST(FaultStudy, FindsWhatShowsAndGoesOnWhereItWasBrokenOff) {
 TEST(FaultStudy, EachCheckSeesWhatItLooksAt) {
   const Case item = study_case("autotp", {.dp = 2, .tp = 2});
   ASSERT_EQ(item.world_size(), 4);
-  const Composition backward{.point = StudyPoint::kBackward,
-                             .tag = "model.layers.1.mlp",
-                             .change = StudyChange::kScale,
-                             .magnitude = 1,
-                             .axis = Axis::kTp,
-                             .coordinate = 1};
-  Composition element{.point = StudyPoint::kForward,
-                      .tag = "model.layers.0.mlp",
-                      .change = StudyChange::kShift,
-                      .extent = StudyExtent::kElement,
-                      .magnitude = 1e-6,
-                      .position = 0.9};
+  const Injection backward{.point = FaultPoint::kBackward,
+                           .name = "model.layers.1.mlp",
+                           .change = FaultChange::kScale,
+                           .magnitude = 1,
+                           .ranks = FaultRanks{Axis::kTp, 1}};
+  Injection element{.point = FaultPoint::kForward,
+                    .name = "model.layers.0.mlp",
+                    .change = FaultChange::kShift,
+                    .extent = FaultExtent::kElement,
+                    .magnitude = 1e-6,
+                    .position = 0.9};
 
   const StudyRow wrong_backward = judge_composition(item, backward, kCurveSteps),
                  wrong_element = judge_composition(item, element, kCurveSteps);
@@ -101,23 +99,23 @@ at::Tensor numbers() {
   return at::arange(1, 41, at::kFloat).reshape({4, 10});
 }
 
-std::int64_t num_changed(const Composition& c) {
+std::int64_t num_changed(const Injection& c) {
   return changed(numbers(), c).ne(numbers()).sum().item<std::int64_t>();
 }
 
 TEST(Compositions, ChangeWhatTheySayAndNothingElse) {
-  for (const StudyChange change : {StudyChange::kScale, StudyChange::kShift, StudyChange::kZero}) {
+  for (const FaultChange change : {FaultChange::kScale, FaultChange::kShift, FaultChange::kZero}) {
     EXPECT_EQ(num_changed({.change = change, .magnitude = 0.01}), 40) << name_of(change);
-    EXPECT_EQ(num_changed({.change = change, .extent = StudyExtent::kPart, .magnitude = 0.01}), 10);
+    EXPECT_EQ(num_changed({.change = change, .extent = FaultExtent::kPart, .magnitude = 0.01}), 10);
     EXPECT_EQ(
         num_changed(
-            {.change = change, .extent = StudyExtent::kElement, .magnitude = 0.01, .position = 1}),
+            {.change = change, .extent = FaultExtent::kElement, .magnitude = 0.01, .position = 1}),
         1);
   }
-  EXPECT_EQ(num_changed({.change = StudyChange::kRound}), 0) << "small integers are bf16";
-  const at::Tensor scaled = changed(numbers(), {.change = StudyChange::kScale, .magnitude = 1});
+  EXPECT_EQ(num_changed({.change = FaultChange::kRound}), 0) << "small integers are bf16";
+  const at::Tensor scaled = changed(numbers(), {.change = FaultChange::kScale, .magnitude = 1});
   EXPECT_TRUE(scaled.equal(2 * numbers()));
-  const at::Tensor rolled = changed(numbers(), {.change = StudyChange::kRoll});
+  const at::Tensor rolled = changed(numbers(), {.change = FaultChange::kRoll});
   EXPECT_TRUE(rolled.flatten().equal(numbers().flatten().roll(1)));
 }
 
@@ -126,16 +124,16 @@ TEST(Compositions, AreDrawnAlikeAndOfAllKinds) {
       {"m"}, {"m"}, {"w"}, {{CollectiveOp::kAllReduce, Purpose::kGradReduce, Axis::kDp}}};
   const Case item = study_case("autotp", {.dp = 2, .tp = 2});
   std::set<std::string> words;
-  std::set<StudyPoint> points;
-  std::set<StudyChange> changes;
+  std::set<FaultPoint> points;
+  std::set<FaultChange> changes;
   for (int i = 0; i < 300; ++i) {
     Draws draws(5, fmt::format("{}", i)), again(5, fmt::format("{}", i));
-    const Composition c = draw_composition(draws, item, tags);
-    EXPECT_EQ(c.words(), draw_composition(again, item, tags).words());
-    EXPECT_FALSE(c.change == StudyChange::kSkip && c.axis.has_value())
+    const Injection c = draw_composition(draws, item, tags);
+    EXPECT_EQ(study_words(c), study_words(draw_composition(again, item, tags)));
+    EXPECT_FALSE(c.change == FaultChange::kSkip && c.ranks.has_value())
         << "ranks that skip alone hang the others";
     EXPECT_EQ(c.magnitude > 0, has_magnitude(c.change));
-    words.insert(c.words());
+    words.insert(study_words(c));
     points.insert(c.point);
     changes.insert(c.change);
   }
@@ -146,7 +144,7 @@ TEST(Compositions, AreDrawnAlikeAndOfAllKinds) {
 
 StudyRow made_up(std::int64_t index, double magnitude, bool is_seen) {
   StudyRow row{.index = index, .case_slug = "case_bf16", .composition = "c"};
-  row.bug = {.tag = "w", .magnitude = magnitude, .axis = Axis::kTp, .coordinate = 1};
+  row.bug = {.name = "w", .magnitude = magnitude, .ranks = FaultRanks{Axis::kTp, 1}};
   row.bug_ranks = {1, 3};
   row.fired = row.is_visible = row.exact = index >= 0;
   row.within = is_seen;
@@ -212,7 +210,7 @@ TEST_F(StudyFile, IsReadAsItWasWritten) {
   ASSERT_EQ(rows.size(), 1U) << "the line that a killed run left is no row";
   EXPECT_EQ(to_line(rows[0]), to_line(row));
   EXPECT_EQ(rows[0].diagnosis, row.diagnosis);
-  EXPECT_EQ(rows[0].bug.words(), row.bug.words());
+  EXPECT_EQ(study_words(rows[0].bug), study_words(row.bug));
   EXPECT_EQ(rows[0].blame.cause.number("scale"), 1.003);
   EXPECT_EQ(rows[0].grade(), CauseGrade::kRight);
   EXPECT_EQ(read_study(path_.string() + ".none", plan_).size(), 0U);

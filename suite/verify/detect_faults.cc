@@ -159,7 +159,7 @@ std::optional<ReportCase> judged_as_row(FaultJudge& judge, const Fault& fault, c
 }
 
 /// A fault on one case.
-struct Injection {
+struct PlannedRun {
   const Fault* fault = nullptr;
   Case item;
   bool is_smallest = true;  ///< the catalog's own case
@@ -167,16 +167,16 @@ struct Injection {
 
 /// `inject` adds to the report what the run of each gave; a signal ends it.
 Report inject_each(
-    const std::vector<Injection>& injections,
-    const std::function<void(FaultJudge& judge, const Injection&, Report&)>& inject) {
+    const std::vector<PlannedRun>& injections,
+    const std::function<void(FaultJudge& judge, const PlannedRun&, Report&)>& inject) {
   if (injections.empty()) throw UsageError("nothing selected: there is no fault to inject");
   std::vector<Case> cases;
-  for (const Injection& injection : injections) cases.push_back(injection.item);
+  for (const PlannedRun& injection : injections) cases.push_back(injection.item);
   warm_up_training(cases);
   FaultJudge judge(std::move(cases));
   Report report;
   report.environment = settings_in_environment();
-  for (const Injection& injection : injections) {
+  for (const PlannedRun& injection : injections) {
     if (interrupt_signal() != 0) break;
     inject(judge, injection, report);
   }
@@ -210,14 +210,14 @@ std::string missed(const Fault& fault, const Verdict& verdict) {
 }
 
 Report detect_faults(const std::vector<std::string>& ids, VerifyObserver& observer) {
-  std::vector<Injection> injections;
+  std::vector<PlannedRun> injections;
   for (const std::string& id : ids) {
     const Fault& fault = find_fault(id);
     injections.push_back({&fault, fault.smallest_case()});
   }
   std::size_t found = 0;
   Report report =
-      inject_each(injections, [&](FaultJudge& judge, const Injection& injection, Report& into) {
+      inject_each(injections, [&](FaultJudge& judge, const PlannedRun& injection, Report& into) {
         const ReportCase& added =
             into.add(judged(judge, *injection.fault, injection.item, observer));
         found += added.detection.has_value() && added.detection->is_right ? 1 : 0;
@@ -233,7 +233,7 @@ std::string head_of_faults_table() {
 }
 
 Report inject_catalog(const std::vector<std::string>& ids, VerifyObserver& observer) {
-  std::vector<Injection> injections;
+  std::vector<PlannedRun> injections;
   for (const std::string& id : ids) {
     const Fault& fault = find_fault(id);
     for (Case& item : cases_of(fault))
@@ -244,7 +244,7 @@ Report inject_catalog(const std::vector<std::string>& ids, VerifyObserver& obser
   CauseShares shares;
   std::vector<std::string> without;
   Report report =
-      inject_each(injections, [&](FaultJudge& judge, const Injection& injection, Report& into) {
+      inject_each(injections, [&](FaultJudge& judge, const PlannedRun& injection, Report& into) {
         observer.on_case(injection.item);
         auto result = judged_as_row(judge, *injection.fault, injection.item, injection.is_smallest);
         if (!result.has_value()) {
