@@ -55,8 +55,8 @@ enum class FaultChange : std::uint8_t {
 /// scale, shift, noise, zero, roll, round, skip, split, restart, set.
 [[nodiscard]] std::string_view name_of(FaultChange change) noexcept;
 
-/// Of what one rank has of a tensor: all, a quarter in a row, one element, a half in a row, the
-/// elements that are 0, the second of three equal parts (keys in a fused projection).
+/// A part of what one rank has of a tensor: all, a quarter in a row, one element, a half in a row,
+/// the elements that are 0, the second of three equal parts (keys in a fused projection).
 enum class FaultExtent : std::uint8_t { kAll, kPart, kElement, kHalf, kZeros, kSecondThird };
 /// all, part, element, half, zeros, second third.
 [[nodiscard]] std::string_view name_of(FaultExtent extent) noexcept;
@@ -77,10 +77,10 @@ enum class FaultFactor : std::uint8_t {
 /// bias, which is attention's where it has one.
 enum class FaultLayers : std::uint8_t { kAny, kLast, kInside, kOutside, kFirstOfEach };
 
-/// What a collective is changed in: its result, or what a rank gives to it.
+/// Whether a collective's result is changed, or what a rank gives to it.
 enum class FaultSide : std::uint8_t { kResult, kGiven };
 
-/// What a call of a collective is for. Without an op it is any reduction, part by part.
+/// The purpose of a collective call. Without an op it is any reduction, part by part.
 struct CalledFor {
   std::optional<CollectiveOp> op = {};
   Purpose purpose = Purpose::kUnspecified;
@@ -97,20 +97,20 @@ struct FaultRanks {
 
 struct Injection {
   FaultPoint point = FaultPoint::kForward;
-  /// Of a module, a parameter, what a collective carries; '*' stands for any letters. Empty: all,
-  /// also of a call that names nothing.
+  /// Name of a module, a parameter, a part of what a collective carries, or a setting; '*' stands
+  /// for any letters. Empty: all, also the content of a call that names nothing.
   std::string name = {};
   CalledFor called = {};
-  std::vector<ParamClass> classes = {};  ///< of what a collective carries; empty: all
+  std::vector<ParamClass> classes = {};  ///< classes of what a collective carries; empty: all
   FaultLayers layers = FaultLayers::kAny;
   FaultSide side = FaultSide::kResult;
   FaultChange change = FaultChange::kScale;
   FaultFactor factor = FaultFactor::kMagnitude;
   FaultExtent extent = FaultExtent::kAll;
   double magnitude = 0;                  ///< m; 0 for a change without
-  std::string value = {};                ///< of the setting `name`
-  std::optional<FaultRanks> ranks = {};  ///< that go wrong; none: all
-  double position = 0;                   ///< of a part, from 0 to 1
+  std::string value = {};                ///< the setting's new value
+  std::optional<FaultRanks> ranks = {};  ///< ranks that go wrong; none: all
+  double position = 0;                   ///< where a part begins, from 0 to 1
   int least_micro_batches = 1;           ///< a case with fewer is left alone
 
   /// Whether the rank of a mesh is one of those that go wrong.
