@@ -17,6 +17,7 @@
 
 #include "harness/causes/class_causes.h"
 #include "harness/causes/run_causes.h"
+#include "harness/ids/phrase.h"
 #include "harness/trace/parts.h"
 
 namespace isoshard::detail {

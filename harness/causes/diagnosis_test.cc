@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "harness/causes/diagnosis.h"
+#include "harness/ids/phrase.h"
 #include "harness/judge/judge.h"
 #include "harness/testing/is_cause.h"
 #include "harness/testing/synthetic.h"

@@ -11,6 +11,7 @@
 
 #include "core/observe/layer_name.h"
 #include "harness/causes/class_causes.h"
+#include "harness/ids/phrase.h"
 
 namespace isoshard::detail {
 namespace {

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "harness/causes/run_causes.h"
+#include "harness/ids/phrase.h"
 
 namespace isoshard::detail {
 namespace {

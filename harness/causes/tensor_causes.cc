@@ -11,6 +11,7 @@
 
 #include "harness/causes/class_causes.h"
 #include "harness/causes/run_causes.h"
+#include "harness/ids/phrase.h"
 #include "harness/trace/parts.h"
 #include "harness/trace/stage.h"
 #include "harness/verdict/neighbours.h"

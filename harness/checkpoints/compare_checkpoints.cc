@@ -17,6 +17,7 @@
 #include "harness/checkpoints/stored_causes.h"
 #include "harness/checkpoints/stored_checkpoint.h"
 #include "harness/checkpoints/tied_embeddings.h"
+#include "harness/ids/phrase.h"
 #include "harness/ids/rule.h"
 #include "harness/judge/judge.h"
 #include "harness/stats/tolerance.h"
@@ -126,7 +127,7 @@ class Comparison {
       NamedValues measured = {{"reference", name_of(reference.dtype)},
                               {"actual", name_of(actual.dtype)}};
       if (can_round(finer.dtype, coarser))
-        measured.push_back(NamedValue::words("hint", phrase(FindingPhraseId::kRoundingIsOffered)));
+        measured.push_back(NamedValue::words("hint", phrase(PhraseId::kRoundingIsOffered)));
       Finding finding =
           make_finding(key, words_of(key), FindingId::kStoredInOtherDtype, {}, std::move(measured));
       finding.confirmed = true;

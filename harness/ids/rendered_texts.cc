@@ -9,6 +9,7 @@
 
 #include "harness/ids/cause.h"
 #include "harness/ids/finding.h"
+#include "harness/ids/phrase.h"
 #include "harness/ids/rule.h"
 
 namespace isoshard {
@@ -38,16 +39,12 @@ NamedValues examples_of(std::string_view text) {
   return values;
 }
 
-void add(std::string_view kind, std::string_view name, std::string_view text, std::string& to) {
-  to += fmt::format("{} {}\n  {}\n", kind, name, filled(text, examples_of(text)));
-}
-
 template <TabledId Id>
 void add_table(std::string& text) {
   for (const Id id : all_ids<Id>()) {
-    add(kind_of(id), name_of(id), row_of(id).text, text);
-    if (!row_of(id).more.empty())
-      text += fmt::format("  {}\n", filled(row_of(id).more, examples_of(row_of(id).more)));
+    const auto& [unused, name, words, more] = row_of(id);
+    text += fmt::format("{} {}\n  {}\n", kind_of(id), name, filled(words, examples_of(words)));
+    if (!more.empty()) text += fmt::format("  {}\n", filled(more, examples_of(more)));
   }
 }
 
@@ -58,16 +55,7 @@ std::string rendered_texts() {
   add_table<FindingId>(text);
   add_table<CauseId>(text);
   add_table<RuleId>(text);
-#define ISOSHARD_FINDING(id, name, words, evidence)
-#define ISOSHARD_FINDING_PHRASE(id, words) add("phrase of findings", #id, words, text);
-#include "harness/ids/finding_texts.inc"
-#undef ISOSHARD_FINDING
-#undef ISOSHARD_FINDING_PHRASE
-#define ISOSHARD_CAUSE(id, name, words)
-#define ISOSHARD_PHRASE(id, words) add("phrase of causes", #id, words, text);
-#include "harness/ids/cause_texts.inc"
-#undef ISOSHARD_CAUSE
-#undef ISOSHARD_PHRASE
+  add_table<PhraseId>(text);
   return text;
 }
 

@@ -5,7 +5,7 @@
 
 namespace isoshard {
 
-/// One block for each id or phrase, in the order of the tables. A value is 2 where a placeholder is
+/// One block for each id, in the order of the tables. A value is 2 where a placeholder is
 /// counted, 1.5 where it has the format of a real number, else its name in angle brackets.
 [[nodiscard]] std::string rendered_texts();
 

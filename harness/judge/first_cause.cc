@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "harness/causes/diagnosis.h"
+#include "harness/ids/phrase.h"
 #include "harness/trace/stage.h"
 #include "harness/trace/wanted_record.h"
 

@@ -14,6 +14,7 @@
 #include <tuple>
 
 #include "core/base/error.h"
+#include "harness/ids/phrase.h"
 #include "harness/stats/tolerance.h"
 #include "harness/trace/numbers.h"
 #include "harness/trace/parts.h"
@@ -358,7 +359,7 @@ class TensorJudge {
     std::vector<std::string_view> axes;
     for (const Axis axis : result_.differing_axes) axes.push_back(name_of(axis));
     return {{"axes", axes},
-            NamedValue::words("over", phrase(FindingPhraseId::kOverAxes,
+            NamedValue::words("over", phrase(PhraseId::kOverAxes,
                                              {{"axes", join_axes(result_.differing_axes)}}))};
   }
 
@@ -408,23 +409,23 @@ class TensorJudge {
                             {"max_abs", s.max_abs},
                             {"unequal", s.unequal_values},
                             {"elements", s.numel}};
-    const auto add = [&](std::string_view name, FindingPhraseId id, const NamedValues& values) {
+    const auto add = [&](std::string_view name, PhraseId id, const NamedValues& values) {
       measured.insert(measured.end(), values.begin(), values.end());
       measured.push_back(NamedValue::words(name, phrase(id, measured)));
     };
     if (c.level == Level::kExact) {
-      add("allowed", FindingPhraseId::kMustBeEqual, {});
+      add("allowed", PhraseId::kMustBeEqual, {});
     } else if (c.insensitive) {
-      add("allowed", FindingPhraseId::kAllowedNorm,
+      add("allowed", PhraseId::kAllowedNorm,
           {{"error_norm", std::sqrt(s.sum_sq_diff)}, {"allowed_error_norm", c.allowed_absolute}});
     } else {
-      add("allowed", FindingPhraseId::kAllowedError,
+      add("allowed", PhraseId::kAllowedError,
           {{"allowed_relative_error", c.allowed_relative_error},
            {"scale", s.scale()},
            {"allowed_scale_error", c.allowed_scale_error}});
     }
     if (s.nonfinite_mismatch != 0)
-      add("nonfinite", FindingPhraseId::kNotFiniteOnOneSide,
+      add("nonfinite", PhraseId::kNotFiniteOnOneSide,
           {{"not_finite", s.nonfinite_mismatch},
            {"nan_reference", s.nan_reference},
            {"inf_reference", s.inf_reference},

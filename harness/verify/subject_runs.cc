@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "harness/ids/phrase.h"
 #include "harness/trace/stage.h"
 
 namespace isoshard {
@@ -57,7 +58,7 @@ void SubjectRuns::settle(Verdict& verdict) const {
   if (not_emulated_.has_value())
     measured.push_back(NamedValue::words(
         "not_emulated",
-        phrase(FindingPhraseId::kNotEmulated, {{"difference", not_emulated_->describe()}})));
+        phrase(PhraseId::kNotEmulated, {{"difference", not_emulated_->describe()}})));
   Finding finding = finding_at(where, FindingId::kRunsDiffer, {{"run", run}}, std::move(measured));
   finding.cause = make_cause(
       CauseId::kNotRepeatable,

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "harness/ids/finding.h"
+#include "harness/ids/phrase.h"
 #include "harness/trace/parts.h"
 
 namespace isoshard::detail {
@@ -50,10 +51,10 @@ void add_element(NamedValues& measured, int rank, const Shape& coordinates, doub
                  std::optional<double> actual) {
   measured.insert(measured.end(),
                   {{"rank", rank}, {"index", coordinates}, {"reference", reference}});
-  std::string words = phrase(FindingPhraseId::kFirstElement, measured);
+  std::string words = phrase(PhraseId::kFirstElement, measured);
   if (actual.has_value()) {
     measured.emplace_back("actual", *actual);
-    words += phrase(FindingPhraseId::kActualElement, measured);
+    words += phrase(PhraseId::kActualElement, measured);
   }
   measured.push_back(NamedValue::words("first", std::move(words)));
 }
