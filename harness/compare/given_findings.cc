@@ -49,12 +49,10 @@ constexpr FindingId kGivenIds[] = {FindingId::kGiven, FindingId::kSamplesNotShar
 
 /// Errors   FileError if the text of the id has a value that is not given.
 void require_values(FindingId id, const NamedValues& values, const std::filesystem::path& file) {
-  const std::string_view text = row_of(id).text;
-  for (std::size_t open = text.find('{'); open != text.npos; open = text.find('{', open + 1)) {
-    const std::string_view name = text.substr(open + 1, text.find('}', open) - open - 1);
-    if (find_value(values, name) == nullptr)
-      detail::refuse_form(
-          file, fmt::format("a finding \"{}\" must have the value \"{}\"", name_of(id), name));
+  for (const Placeholder& place : placeholders_in(row_of(id).text)) {
+    if (find_value(values, place.name) == nullptr)
+      detail::refuse_form(file, fmt::format("a finding \"{}\" must have the value \"{}\"",
+                                            name_of(id), place.name));
   }
 }
 

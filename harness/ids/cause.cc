@@ -13,18 +13,18 @@ constexpr auto kCauses = [] {
   return std::to_array<IdRow<CauseId>>({
       {kNone, "", ""},
       // ---- one factor, one offset, one rank's share ----
-      {kScale, "scale", "{before}scale {scale:.4g}{hint}{on_ranks}"},
-      {kScaleNearOne, "scale_near_one", "{before}scale 1 {sign} {away:.2g}{hint}{on_ranks}"},
-      {kScaleOfFormula, "scale_of_formula", "{before}scale {scale:.4g} = {formula}{on_ranks}"},
+      {kScale, "scale", "{?before}scale {scale:.4g}{?hint}{?on_ranks}"},
+      {kScaleNearOne, "scale_near_one", "{?before}scale 1 {sign} {away:.2g}{?hint}{?on_ranks}"},
+      {kScaleOfFormula, "scale_of_formula", "{?before}scale {scale:.4g} = {formula}{?on_ranks}"},
       {kClippingNotApplied, "clipping_not_applied",
-       "{before}scale {scale:.4g} = norm / max_norm: clipping not applied{on_ranks}"},
+       "{?before}scale {scale:.4g} = norm / max_norm: clipping not applied{?on_ranks}"},
       {kClippedTwice, "clipped_twice",
-       "{before}scale {scale:.4g} = max_norm / norm: clipped twice{on_ranks}"},
+       "{?before}scale {scale:.4g} = max_norm / norm: clipped twice{?on_ranks}"},
       {kScaledUpToLimit, "scaled_up_to_limit",
-       "{before}scale {scale:.4g} = max_norm / norm: gradients whose norm is below the limit are "
-       "scaled up to it{on_ranks}"},
+       "{?before}scale {scale:.4g} = max_norm / norm: gradients whose norm is below the limit are "
+       "scaled up to it{?on_ranks}"},
       {kClippedByOtherNorm, "clipped_by_norm_of_other_step",
-       "{before}scale {scale:.4g}: clipped by the norm of step {step}{on_ranks}"},
+       "{?before}scale {scale:.4g}: clipped by the norm of step {step}{?on_ranks}"},
       {kRankLocalPartial, "rank_local_partial",
        "rank-local partial over {holders} ({copies} copies differ, their sum equals the "
        "reference)"},
@@ -72,8 +72,8 @@ constexpr auto kCauses = [] {
        "made of a layer's number in its stage?"},
       // ---- data ----
       {kIdsOfEarlierStep, "sample_ids_of_earlier_step", "the ids of step {step} again"},
-      {kIdsTooLarge, "sample_ids_too_large", "each id is {by} more than the reference's{and_ids}"},
-      {kIdsTooSmall, "sample_ids_too_small", "each id is {by} less than the reference's{and_ids}"},
+      {kIdsTooLarge, "sample_ids_too_large", "each id is {by} more than the reference's{?and_ids}"},
+      {kIdsTooSmall, "sample_ids_too_small", "each id is {by} less than the reference's{?and_ids}"},
       {kIdsMiscounted, "sample_ids_miscounted", "ids {until} {counts}"},
       {kFlagOutOfRange, "flag_out_of_range", "a flag must be 0 or 1, got {value:g}{on_ranks}"},
       {kFlagWrongOnEveryRank, "flag_wrong_on_every_rank",
@@ -87,10 +87,10 @@ constexpr auto kCauses = [] {
        "the scale {change} after the overflow of step {overflow_step}, where it "
        "{expected_change}: twice in one step{on_ranks}"},
       {kLossScaleWithoutOverflow, "loss_scale_without_overflow",
-       "the scale {change} after {good_steps} step{good_steps:s} without an overflow{since}, "
+       "the scale {change} after {good_steps} step{good_steps:s} without an overflow{?since}, "
        "where it {expected_change}{on_ranks}"},
       // ---- factor ----
-      {kFactorPerRank, "factor_per_rank", "one factor for each{along} rank: {factors:.4g}"},
+      {kFactorPerRank, "factor_per_rank", "one factor for each{?along} rank: {factors:.4g}"},
       {kFactorPerRankOfFormula, "factor_per_rank_of_formula",
        "one factor for each{along} rank: {factors:.4g} ({behind})"},
       {kScaledByRankPlusOne, "scaled_by_rank_plus_one",
@@ -118,13 +118,13 @@ constexpr auto kCauses = [] {
        "uses of a tied weight{on_ranks}"},
       // ---- moved ----
       {kSlicesRepeated, "slices_repeated",
-       "{copies_differ}rank {rank} holds {positions} {often}{others}"},
+       "{?copies_differ}rank {rank} holds {positions} {often}{?others}"},
       {kSlicesShifted, "slices_shifted",
-       "{copies_differ}shift {shift} along dim {dim} on rank {rank}{others}"},
+       "{?copies_differ}shift {shift} along dim {dim} on rank {rank}{?others}"},
       {kSlicesPermuted, "slices_permuted",
-       "{copies_differ}permuted along dim {dim} on rank {rank}{moves}{others}"},
+       "{?copies_differ}permuted along dim {dim} on rank {rank}{?moves}{?others}"},
       {kTokensElsewhere, "tokens_at_places_of_others",
-       "{copies_differ}tokens stand at the places of others on rank {rank} ({tokens}){others}"},
+       "{?copies_differ}tokens stand at the places of others on rank {rank} ({tokens}){?others}"},
       {kValuesOfOtherRanks, "values_of_other_ranks",
        "rank{ranks:s} {ranks} hold{ranks:verb} what rank{owners:s} {owners} should hold"},
       {kTokensPermutedBetweenSamples, "tokens_permuted_between_samples",
@@ -133,11 +133,11 @@ constexpr auto kCauses = [] {
        "permuted (the same values at other places) on rank {rank}"},
       // ---- norm ----
       {kSquaresLeftOut, "norm_squares_left_out",
-       "too small; the squares of {group}{count} are left out"},
+       "too small; the squares of {group}{?count} are left out"},
       {kSquaresCountedTwice, "norm_squares_counted_twice",
-       "too large; the squares of {group}{count} are counted twice"},
+       "too large; the squares of {group}{?count} are counted twice"},
       {kSquaresOfCopiesCounted, "norm_squares_counted_for_each_copy",
-       "too large; the squares of {group}{count} are counted for each rank that holds a copy"},
+       "too large; the squares of {group}{?count} are counted for each rank that holds a copy"},
       // ---- part ----
       {kPartNotReached, "part_has_not_reached_ranks",
        "copies differ over {axis} in a part of the elements, which another rank has right and "
@@ -164,21 +164,22 @@ constexpr auto kCauses = [] {
        "wrong values equal values of {other} (from element {element} on)"},
       // ---- resume ----
       {kOptimizerStatesSwapped, "optimizer_states_swapped",
-       "optimizer state after load: {state} of {module} and {other} are swapped{parameters_right}"},
+       "optimizer state after load: {state} of {module} and {other} are "
+       "swapped{?parameters_right}"},
       {kOptimizerStateOfOther, "optimizer_state_of_other_parameter",
        "optimizer state after load: {state} of {module} are those that were saved of "
-       "{other}{parameters_right}"},
+       "{other}{?parameters_right}"},
       {kOptimizerStateOfOtherKind, "optimizer_state_of_other_kind",
        "optimizer state after load: {state} of {parameter} is what was saved as {other}"},
       {kMasksOfOtherRank, "masks_of_other_rank_after_resume",
-       "after resume: {masks} the mask of rank {owner_rank}{right_before}"},
+       "after resume: {masks} the mask of rank {owner_rank}{?right_before}"},
       {kSamplerAhead, "sampler_ahead", "sampler {steps} step{steps:s} ahead"},
       {kSamplerBehind, "sampler_behind", "sampler {steps} step{steps:s} behind"},
       {kUpdatesMiscounted, "updates_miscounted",
-       "{when}{counted:g} updates counted, {made:g} were made{right_before}"},
+       "{?when}{counted:g} updates counted, {made:g} were made{?right_before}"},
       {kMasksOfOtherStep, "masks_of_other_step_drawn",
-       "{when}masks of step {step:g}, expected {expected:g}{right_before}"},
-      {kOtherMaskSeed, "other_mask_seed", "{when}another seed of masks{right_before}"},
+       "{?when}masks of step {step:g}, expected {expected:g}{?right_before}"},
+      {kOtherMaskSeed, "other_mask_seed", "{?when}another seed of masks{?right_before}"},
       // ---- rounding ----
       {kRounded, "rounded",
        "rounded to {dtype}: all {values} values have at most {bits} significant bits, and differ "
@@ -243,13 +244,13 @@ constexpr auto kCauses = [] {
       {kValidTokensElsewhere, "valid_tokens_at_other_positions",
        "valid tokens: as many as the reference, at other positions"},
       {kFewerValidTokens, "fewer_valid_tokens",
-       "valid tokens: {num_tokens} fewer than the reference{per_sample}{at_place}"},
+       "valid tokens: {num_tokens} fewer than the reference{?per_sample}{?at_place}"},
       {kMoreValidTokens, "more_valid_tokens", "valid tokens: {num_tokens} more than the reference"},
       {kIdsInOtherOrder, "ids_in_other_order", "the same ids in another order"},
       {kIdsRepeated, "ids_repeated",
        "each id seen appears {how_often} times; {share} of the ids are never seen"},
       {kMeanOfRankMeans, "mean_of_means",
-       "equals the mean of {means} rank means{of_tokens}, not the token mean"},
+       "equals the mean of {means} rank means{?of_tokens}, not the token mean"},
       {kReplicatedCountedOften, "norm_counts_replicated_on_each_rank",
        "{size}; fits sqrt(split + {degree} x replicated), {degree} = {axis}"},
       {kNormOfOneRank, "norm_of_one_rank",
@@ -273,7 +274,7 @@ constexpr auto kCauses = [] {
        "constant offset {offset:.4g} = log({padded}/{width}), the padded over the true width of "
        "{head}"},
       {kDividedByOtherCount, "divided_by_other_token_count",
-       "divided by {used:g} tokens, where {right:g} count{rounded}"},
+       "divided by {used:g} tokens, where {right:g} count{?rounded}"},
       {kRateOfOtherStep, "learning_rate_of_other_step",
        "the learning rate of step {step}{on_ranks}"},
       // ---- softmax ----
@@ -320,38 +321,39 @@ constexpr auto kCauses = [] {
        "pp rank {pp_rank} reads the input of micro-batch {read} in the backward of micro-batch "
        "{micro_batch}: the buffer that it got its own in was used again before"},
       {kWrongBetweenStages, "pp_gradient_wrong_between_ranks",
-       "wrong between pp ranks {other_pp_rank} and {pp_rank}{in_micro_batches}: {last_right} is "
+       "wrong between pp ranks {other_pp_rank} and {pp_rank}{?in_micro_batches}: {last_right} is "
        "the last right tensor; did a buffer change while it was sent, or one that backward still "
        "reads?"},
       {kReceivedOther, "pp_received_other_values",
        "pp rank {pp_rank} received something other than what pp rank {other_pp_rank} "
-       "made{in_micro_batches}: {last_right} is the last right tensor there; did the buffer "
+       "made{?in_micro_batches}: {last_right} is the last right tensor there; did the buffer "
        "change while it was sent?"},
       // ---- stale ----
       {kStaleBySteps, "stale_by_steps", "stale by {steps} step{steps:s}{on_ranks}"},
       {kMicroBatchOfStepBefore, "stale_micro_batch_of_step_before",
        "stale: the values of micro-batch {micro_batch} of the step before{on_ranks}"},
       {kValuesOfMicroBatch, "values_of_other_micro_batch",
-       "micro-batch {micro_batch} has the values of micro-batch {other}{before}{on_ranks}"},
+       "micro-batch {micro_batch} has the values of micro-batch {other}{?before}{on_ranks}"},
       {kMasksOfMicroBatch, "masks_of_other_micro_batch",
-       "micro-batch {micro_batch} has the masks of micro-batch {other}{of_step}{on_ranks}"},
+       "micro-batch {micro_batch} has the masks of micro-batch {other}{?of_step}{on_ranks}"},
       {kMasksOfMicroBatches, "masks_of_several_micro_batches",
        "samples {first_samples} of micro-batch {micro_batch} have masks of other "
        "micro-batches{on_ranks}"},
       {kMasksOfSamples, "masks_of_other_samples",
        "samples {first_samples} of micro-batch {micro_batch} have the masks of samples "
-       "{first_others} of micro-batch {other}{of_step}{on_ranks}"},
+       "{first_others} of micro-batch {other}{?of_step}{on_ranks}"},
       {kNotCleared, "gradient_not_cleared",
-       "reference + {times_words}the gradient of step {step}: not cleared{on_ranks}"},
+       "reference + {?times_words}the gradient of step {step}: not cleared{on_ranks}"},
       // ---- step ----
-      {kNotUpdated, "not_updated", "not updated (bitwise as before){on_ranks}{owner}"},
+      {kNotUpdated, "not_updated", "not updated (bitwise as before){on_ranks}{?owner}"},
       {kAsBeforeStep, "as_before_step", "not updated (as before the step){on_ranks}"},
       {kRowsNotUpdated, "rows_not_updated",
-       "rows {runs} not updated (as before the step), the others right{on_ranks}{owner}"},
+       "rows {runs} not updated (as before the step), the others right{on_ranks}{?owner}"},
       {kColumnsNotUpdated, "columns_not_updated",
-       "columns {runs} not updated (as before the step), the others right{on_ranks}{owner}"},
+       "columns {runs} not updated (as before the step), the others right{on_ranks}{?owner}"},
       {kRunNotUpdated, "run_of_elements_not_updated",
-       "{which} of {elements} not updated (as before the step), the others right{on_ranks}{owner}"},
+       "{which} of {elements} not updated (as before the step), the others "
+       "right{on_ranks}{?owner}"},
       {kElementsNotUpdated, "elements_not_updated",
        "{kept} of {elements} elements not updated (as before the step), the others "
        "right{on_ranks}"},
@@ -383,7 +385,7 @@ constexpr auto kCauses = [] {
       {kNotSlices, "not_slices_of_reference",
        "{what} of {where} are not slices of the reference{others}"},
       {kUpdateWithRateOfStep, "update_with_rate_of_other_step",
-       "{before}scale {scale:.4g}: the learning rate of step {step}{on_ranks}"},
+       "{before}scale {scale:.4g}: the learning rate of step {step}{?on_ranks}"},
       {kSamplesMissing, "gradients_of_samples_missing",
        "gradients of some samples are missing (rows of {num_rows} of the {num_ids} ids in "
        "{record} are 0)"},
@@ -396,7 +398,7 @@ constexpr auto kCauses = [] {
        "master weights are {dtype}, declared {declared}; update lost below half a {dtype} step"},
       {kParameterValuesAdded, "parameter_values_added", "reference + {times}parameter values"},
       {kParameterAddedTimes, "parameter_added_other_times",
-       "off by {factor:.3g} x {word}{formula}, the same for every token ({word} is {parameter})"},
+       "off by {factor:.3g} x {word}{?formula}, the same for every token ({word} is {parameter})"},
       {kParameterNotAdded, "parameter_not_added",
        "off by {factor:.3g} x {word}: {word} is not added, the same for every token ({word} is "
        "{parameter})"},
@@ -430,7 +432,7 @@ constexpr auto kCauses = [] {
        "rows of ids in {record} without a gradient, such as padding: {num_rows} row{num_rows:s} "
        "({first_rows}) must be 0 and {num_rows:is} not, the others are right{on_ranks}"},
       {kRowsOfAbsentIds, "rows_of_absent_ids_not_zero",
-       "rows of ids that are not in {record}{and_present}: {num_rows} row{num_rows:s} "
+       "rows of ids that are not in {record}{?and_present}: {num_rows} row{num_rows:s} "
        "({first_rows}) must be 0 and {num_rows:is} not, the others are right{on_ranks}"},
       {kRepeatedIdsAveraged, "repeated_ids_averaged",
        "rows of the {num_rows} repeated ids in {record} are divided by how often they "

@@ -15,12 +15,12 @@ constexpr auto kFindings = [] {
       // ---- numbers of one tensor ----
       {kDiffers, "differs_from_reference", "differs from the reference",
        "relative error {relative_error:.3g}{allowed}, max abs {max_abs:.3g}, {unequal} of "
-       "{elements} elements differ{nonfinite}{first}"},
+       "{elements} elements differ{?nonfinite}{?first}"},
       {kCopiesDifferFromReference, "copies_differ_from_reference",
-       "copies differ{over}, and from the reference",
+       "copies differ{?over}, and from the reference",
        "relative error {relative_error:.3g}{allowed}, max abs {max_abs:.3g}, {unequal} of "
-       "{elements} elements differ{nonfinite}{first}"},
-      {kCopiesDiffer, "copies_differ", "copies differ{over}",
+       "{elements} elements differ{?nonfinite}{?first}"},
+      {kCopiesDiffer, "copies_differ", "copies differ{?over}",
        "{values} different values of what should be equal; ranks {odd_ranks} differ from the "
        "others"},
       {kSummandCopiesDiffer, "copies_of_summand_differ", "copies of a summand differ",
@@ -34,7 +34,7 @@ constexpr auto kFindings = [] {
       {kMaskedElementMovedTooFar, "masked_element_moved_too_far",
        "moved by more than the optimizer's rule allows",
        "{broken} elements, in which the reference's gradient is below its "
-       "response{first}{before_step}"},
+       "response{first}{?before_step}"},
       {kOutsidePublishedBound, "outside_published_bound", "outside a published bound",
        "{bound}: {measured:.3g} (published {published:.3g})"},
       {kNotFinite, "not_finite", "is not finite far from overflow",
@@ -60,7 +60,7 @@ constexpr auto kFindings = [] {
       {kDtypesOfRanksDiffer, "dtypes_of_ranks_differ", "has another dtype",
        "{dtypes}; the reference has {reference}"},
       {kStoredInOtherDtype, "stored_in_other_dtype", "has another dtype",
-       "reference {reference}, actual {actual}{hint}"},
+       "reference {reference}, actual {actual}{?hint}"},
       {kPartsDoNotTile, "parts_do_not_tile", "parts do not tile the tensor", "{problem}"},
       // ---- records that are missing or too many ----
       {kMissing, "missing_record", "was recorded by no rank", ""},
@@ -80,7 +80,7 @@ constexpr auto kFindings = [] {
        "a layer that is computed again for backward must give the same bits"},
       {kRunsDiffer, "runs_differ", "run {run} differs from run 1",
        "of {runs} runs of the same case, weights and batches, run {run} is the first that is not "
-       "run 1 bit by bit: {difference}{not_emulated}"},
+       "run 1 bit by bit: {difference}{?not_emulated}"},
       {kOtherBits, "other_bits_than_emulated", "differs from the emulated reference in bits",
        "{difference}; every value compares equal, so it is a zero of the other sign, another "
        "NaN, or a summand of an equal sum"},
@@ -117,7 +117,7 @@ constexpr auto kFindings = [] {
        "the calls themselves are alike: another tensor was given"},
       {kCallsOfStepsDiffer, "calls_of_steps_differ",
        "{op}: {calls} call{calls:s} of {bytes} bytes in all, in step {usual_step} {usual_calls} "
-       "call{usual_calls:s} of {usual_bytes} bytes in all{first}",
+       "call{usual_calls:s} of {usual_bytes} bytes in all{?first}",
        "steps on inputs of one shape must reduce the same"},
       // ---- samples, found by the Python package ----
       {kGiven, "given", "{problem}", ""},

@@ -164,7 +164,7 @@ std::span<const IdRow<PhraseId>> rows_of(PhraseId) noexcept {
 }
 
 std::string phrase(PhraseId id, const NamedValues& values) {
-  return filled(row_of(id).text, values);
+  return filled(row_of(id).text, values, name_of(id));
 }
 
 }  // namespace isoshard

@@ -73,7 +73,7 @@ constexpr auto kRules = [] {
       // ---- settings and meshes ----
       {kSettingsMissing, "settings_missing",
        "must state its training settings (\"settings\": {{\"training\": {{...}}}}), got "
-       "none{hint}",
+       "none{?hint}",
        "Runs of other settings cannot be expected to agree, so each bundle states its own."},
       {kSettingsDiffer, "settings_differ",
        "the runs have different settings, so they cannot be expected to agree (allow it with "

@@ -34,11 +34,14 @@ concept TabledId = requires(Id id) {
   { kind_of(id) } -> std::same_as<std::string_view>;  ///< "cause"
 };
 
-/// Whether a table has a row for each id, in the order of the ids.
+/// Whether a table has a row for each id, in the order of the ids, and no text an open brace.
 template <class Id, std::size_t n>
 [[nodiscard]] consteval bool is_complete(const std::array<IdRow<Id>, n>& rows) {
-  for (std::size_t i = 0; i < n; ++i)
-    if (rows[i].id != static_cast<Id>(i)) return false;
+  for (std::size_t i = 0; i < n; ++i) {
+    if (rows[i].id != static_cast<Id>(i) || !has_paired_braces(rows[i].text) ||
+        !has_paired_braces(rows[i].more))
+      return false;
+  }
   return n == static_cast<std::size_t>(Id::kEnd);
 }
 
@@ -89,7 +92,7 @@ struct Said {
 /// Fills the row's text. Lists are cut after that (with_short_lists).
 template <TabledId Id>
 [[nodiscard]] Said<Id> said(Id id, NamedValues values = {}) {
-  std::string text = filled(row_of(id).text, values);
+  std::string text = filled(row_of(id).text, values, name_of(id));
   return {id, with_short_lists(std::move(values)), std::move(text)};
 }
 

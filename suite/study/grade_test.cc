@@ -33,11 +33,11 @@ Composition skipped(Purpose purpose) {
 }
 
 CauseGrade on_tp_rank_1(const Composition& c, CauseId id, NamedValues values = {}) {
-  return grade_of(c, kTpRank1, {true, {1, 3}, make_cause(id, std::move(values))});
+  return grade_of(c, kTpRank1, {true, {1, 3}, {id, std::move(values)}});
 }
 
 CauseGrade on_all_ranks(const Composition& c, CauseId id, NamedValues values = {}) {
-  return grade_of(c, kAllRanks, {std::nullopt, {0, 1, 2, 3}, make_cause(id, std::move(values))});
+  return grade_of(c, kAllRanks, {std::nullopt, {0, 1, 2, 3}, {id, std::move(values)}});
 }
 
 TEST(CauseGrade, NeedsTheNumber) {
