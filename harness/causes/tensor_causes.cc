@@ -324,8 +324,8 @@ Cause cause_in_update(const Evidence& e) {
   std::string before = phrase(PhraseId::kUpdate);
   NamedValues more;
   if (!e.result.differing_axes.empty()) {
-    const std::string axes = join_axes(e.result.differing_axes);
-    before = phrase(PhraseId::kCopiesDifferOver, {{"axes", axes}}) + before;
+    before =
+        phrase(PhraseId::kCopiesDifferOver, {{"axes", names_of(e.result.differing_axes)}}) + before;
     more = {
         NamedValue::words("on_ranks", phrase(PhraseId::kOnTheRanks, {{"ranks", e.bad_ranks()}}))};
   }

@@ -37,14 +37,14 @@ constexpr auto kCauses = [] {
       {kZeros, "zeros",
        "{zeros} element{zeros:s} that should not be {zeros:is} 0, the others right (in "
        "row{rows:s} {first_rows}){on_ranks}"},
-      {kCopiesDiffer, "copies_differ", "copies differ over {axes}"},
-      {kNotFinite, "not_finite", "{num_values} values not finite"},
+      {kCopiesDifferOverAxes, "copies_differ_over_axes", "copies differ over {axes:and}"},
+      {kValuesNotFinite, "values_not_finite", "{num_values} values not finite"},
       // ---- accumulation ----
       {kLargestPart, "largest_part",
-       "each element is the largest of what the {num_ranks} {axis} ranks give, not their "
+       "each element is the largest of what the {degree} {axis} ranks give, not their "
        "{reduction}{on_ranks}"},
       {kSmallestPart, "smallest_part",
-       "each element is the smallest of what the {num_ranks} {axis} ranks give, not their "
+       "each element is the smallest of what the {degree} {axis} ranks give, not their "
        "{reduction}{on_ranks}"},
       {kSumRoundedBetween, "sum_rounded_between_micro_batches",
        "the sum of micro-batches is rounded to {dtype} before the next one is added: it is off "
@@ -79,7 +79,7 @@ constexpr auto kCauses = [] {
       {kFlagWrongOnEveryRank, "flag_wrong_on_every_rank",
        "a flag: {value:g} on every rank, {expected:g} in the reference"},
       {kFlagNotReduced, "flag_not_reduced",
-       "a flag: differs over {axes}, not reduced (wrong{on_ranks})"},
+       "a flag: differs over {axes:and}, not reduced (wrong{on_ranks})"},
       {kLossScaleAfterOverflow, "loss_scale_after_overflow",
        "the scale {change} after the overflow of step {overflow_step}, where it "
        "{expected_change}{on_ranks}"},
@@ -96,10 +96,10 @@ constexpr auto kCauses = [] {
       {kScaledByRankPlusOne, "scaled_by_rank_plus_one",
        "one factor for each {axis} rank: {factors:.4g} = rank + 1"},
       {kDividesByOwnCount, "divides_by_own_token_count",
-       "one factor for each {axis} rank: {factors:.4g} = all tokens / ({num_ranks} x its own), "
+       "one factor for each {axis} rank: {factors:.4g} = all tokens / ({degree} x its own), "
        "which are {token_counts:g}: each rank divides by its own count"},
       {kWeightedByOwnCount, "weighted_by_own_token_count",
-       "one factor for each {axis} rank: {factors:.4g} = {num_ranks} x its own tokens / all "
+       "one factor for each {axis} rank: {factors:.4g} = {degree} x its own tokens / all "
        "tokens, which are {token_counts:g}"},
       {kSummandFactors, "summands_with_wrong_factors",
        "summands with wrong factors: {products}, each should have 1{on_ranks}"},
@@ -188,10 +188,10 @@ constexpr auto kCauses = [] {
        "summands rounded to {dtype} before they are added over {added_over}: {percent:.0f} % of "
        "{values} values are sums of numbers of {bits} significant bits{on_ranks}"},
       {kMultipliedWithReciprocal, "multiplied_with_rounded_reciprocal",
-       "multiplied with the rounded reciprocal in place of divided by {num_ranks} = {axis}: each "
+       "multiplied with the rounded reciprocal in place of divided by {degree} = {axis}: each "
        "of {values} values, {differing} of which differ, is what that makes of one sum{on_ranks}"},
       {kNotMultipliedWithReciprocal, "divided_in_place_of_reciprocal",
-       "divided in place of multiplied with the rounded reciprocal of {num_ranks} = {axis}: each "
+       "divided in place of multiplied with the rounded reciprocal of {degree} = {axis}: each "
        "of {values} values, {differing} of which differ, is what that makes of one sum{on_ranks}"},
       {kMicroBatchSumsRounded, "micro_batch_sums_rounded",
        "rounded to {dtype}: all {values} values that ranks hold after micro-batch {micro_batch} "
@@ -252,17 +252,17 @@ constexpr auto kCauses = [] {
       {kMeanOfRankMeans, "mean_of_means",
        "equals the mean of {means} rank means{?of_tokens}, not the token mean"},
       {kReplicatedCountedOften, "norm_counts_replicated_on_each_rank",
-       "{size}; fits sqrt(split + {degree} x replicated), {degree} = {axis}"},
+       "{direction}; fits sqrt(split + {degree} x replicated), {degree} = {axis}"},
       {kNormOfOneRank, "norm_of_one_rank",
-       "{size}; equals the norm over {axis} rank {coordinate} alone"},
-      {kReplicatedLeftOut, "norm_lacks_replicated", "{size}; replicated weights are left out"},
+       "{direction}; equals the norm over {axis} rank {coordinate} alone"},
+      {kReplicatedLeftOut, "norm_lacks_replicated", "{direction}; replicated weights are left out"},
       {kLargestElement, "largest_element_as_norm",
        "the largest element of all gradients, not their norm"},
       {kNormSquared, "norm_without_root", "the square of the norm: the root is missing"},
       {kNormsAdded, "norms_of_ranks_added",
-       "too large; the norms of the {num_ranks} ranks' own parts are added, not their squares"},
+       "too large; the norms of the {world_size} ranks' own parts are added, not their squares"},
       {kNormsOfAxisAdded, "norms_of_axis_added",
-       "too large; the norms of the {num_ranks} {axis} ranks' own parts are added, not their "
+       "too large; the norms of the {degree} {axis} ranks' own parts are added, not their "
        "squares"},
       {kSquaresNotSummed, "norm_squares_not_summed",
        "differs over {axis}; squares summed over {axis} give the reference"},

@@ -27,8 +27,8 @@ enum class CauseId : std::uint16_t {
   kConstantOffset,
   kSameRowAdded,
   kZeros,
-  kCopiesDiffer,
-  kNotFinite,
+  kCopiesDifferOverAxes,
+  kValuesNotFinite,
   // accumulation
   kLargestPart,
   kSmallestPart,

@@ -77,6 +77,16 @@ TEST(Causes, AreComparedByIdAndListedValues) {
   EXPECT_FALSE(mismatch({CauseId::kNone, {{"axis", "tp"}}}, Cause()).empty());
 }
 
+TEST(Causes, KeepTheFirst64OfALongListAndTheirNumber) {
+  const auto cause = [](std::size_t count) {
+    return make_cause(CauseId::kFactorPerRank, {{"factors", std::vector<double>(count, 2)}});
+  };
+  EXPECT_EQ(numbers_of(cause(64).values, "factors").size(), 64U);
+  EXPECT_EQ(cause(64).number("num_factors"), std::nullopt);
+  EXPECT_EQ(numbers_of(cause(65).values, "factors").size(), 64U);
+  EXPECT_EQ(cause(65).number("num_factors"), 65);
+}
+
 TEST(Causes, KeepWordsOfTheSentenceOutOfTheData) {
   EXPECT_FALSE(NamedValue::words("on_ranks", " on rank 1").is_data);
   EXPECT_TRUE(NamedValue("axis", "tp").is_data);

@@ -12,7 +12,7 @@ constexpr auto kPhrases = [] {
   return std::to_array<IdRow<PhraseId>>({
       {kNone, "", ""},
       // ---- of findings ----
-      {kOverAxes, "over_axes", " over {axes}"},
+      {kOverAxes, "over_axes", " over {axes:and}"},
       {kMustBeEqual, "must_be_equal", " (must be equal)"},
       {kAllowedNorm, "allowed_norm",
        ", error norm {error_norm:.3g} (allowed {allowed_error_norm:.3g}: the reference is below "
@@ -71,7 +71,7 @@ constexpr auto kPhrases = [] {
       {kAlong, "along", " {axis}"},
       {kTimesSummand, "times_summand", "{factor:.4g} x {summand}"},
       // ---- of causes: moved ----
-      {kCopiesDifferOver, "copies_differ_over", "copies differ over {axes}; "},
+      {kCopiesDifferOver, "copies_differ_over", "copies differ over {axes:and}; "},
       {kPosition, "position", "position {first}"},
       {kPositions, "positions", "positions {first}..{last}"},
       {kTwice, "twice", "twice"},
@@ -112,8 +112,6 @@ constexpr auto kPhrases = [] {
       {kPlainTimes, "plain_times", "{times:g}"},
       {kTimesOfFormula, "times_of_formula", "{times:.4g} = {formula}"},
       {kOfTokens, "of_tokens", " ({token_counts:g} tokens)"},
-      {kTooSmall, "too_small", "too small"},
-      {kTooLarge, "too_large", "too large"},
       {kRoundedDown, "rounded_down", ", rounded down to a multiple of {axis}"},
       // ---- of causes: stage ----
       {kInMicroBatchesOnly, "in_micro_batches_only",
@@ -142,14 +140,14 @@ constexpr auto kPhrases = [] {
       // ---- of causes: around the first cause ----
       {kCauseOf, "cause_of", "{tensor}: {cause}"},
       {kFurther, "further", "; {words}"},
-      {kInBrackets, "in_brackets", " ({items})"},
+      {kSameKinds, "same_kinds", " ({same_kinds})"},
       {kOfAnotherTensor, "of_another_tensor", "of another tensor of this stage, {diagnosis}"},
       {kOfAllGradients, "of_all_gradients", "gradients of all parameters: {cause}"},
       {kOfAllClippedGradients, "of_all_clipped_gradients",
        "clipped gradients of all parameters: {cause}"},
       {kOfAllParameters, "of_all_parameters", "values after the step of all parameters: {cause}"},
-      {kTheSameFor, "the_same_for", "; the same for {same} of {all}{kinds}"},
-      {kOfPoints, "of_points", " ({point}, {same} of {all})"},
+      {kTheSameFor, "the_same_for", "; the same for {same} of {same_of}{?kinds}"},
+      {kOfPoints, "of_points", " ({point}, {same} of {same_of})"},
       {kForwardExact, "forward_exact", "; forward exact"},
       {kForwardRight, "forward_right", "; forward right"},
       {kGradientsWrong, "gradients_wrong", ", gradients wrong"},

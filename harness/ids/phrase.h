@@ -100,8 +100,6 @@ enum class PhraseId : std::uint8_t {
   kPlainTimes,
   kTimesOfFormula,
   kOfTokens,
-  kTooSmall,
-  kTooLarge,
   kRoundedDown,
   // of causes: stage
   kInMicroBatchesOnly,
@@ -129,7 +127,7 @@ enum class PhraseId : std::uint8_t {
   // of causes: around the first cause
   kCauseOf,
   kFurther,
-  kInBrackets,
+  kSameKinds,
   kOfAnotherTensor,
   kOfAllGradients,
   kOfAllClippedGradients,

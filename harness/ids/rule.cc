@@ -87,7 +87,8 @@ constexpr auto kRules = [] {
        "the mesh must have the {stated} dp ranks of its settings (data.dp), got {dp}",
        "The mesh says how many parts a whole has, so it must be that of the settings."},
       {kMasksMissing, "masks_missing",
-       "{dropout}, and the bundle holds no masks, without which a run that draws others looks "
+       "{dropout} is {p:g}, and the bundle holds no masks, without which a run that draws others "
+       "looks "
        "wrong; record them (kind mask), or set the dropout to 0",
        "Two runs with dropout agree only if they draw the same masks, so the trusted run must "
        "show its own."},

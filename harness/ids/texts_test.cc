@@ -44,11 +44,12 @@ void expect_unique_names(std::set<std::string>& names) {
   EXPECT_EQ(find_id<Id>("no_such_name"), std::nullopt);
 }
 
-TEST(Texts, HaveUniqueNames) {
-  std::set<std::string> findings, causes, rules, phrases;
-  expect_unique_names<FindingId>(findings);
-  expect_unique_names<CauseId>(causes);
-  expect_unique_names<RuleId>(rules);
+TEST(Texts, OfFindingsCausesAndRulesHaveNamesOfTheirOwn) {
+  std::set<std::string> names;
+  expect_unique_names<FindingId>(names);
+  expect_unique_names<CauseId>(names);
+  expect_unique_names<RuleId>(names);
+  std::set<std::string> phrases;
   expect_unique_names<PhraseId>(phrases);
 }
 
@@ -102,14 +103,14 @@ TEST(Texts, AreShownWithNamesForWhoLooksThemUp) {
 
 TEST(Rules, AreCarriedByErrorsOfAnyClass) {
   try {
-    refuse("run/manifest.json", RuleId::kMasksMissing, {{"dropout", "p is 0.1"}});
+    refuse("run/manifest.json", RuleId::kMasksMissing, {{"dropout", "attn_pdrop"}, {"p", 0.1}});
     FAIL();
   } catch (const std::exception& error) {
     ASSERT_NE(dynamic_cast<const FileError*>(&error), nullptr);
     ASSERT_NE(rule_of(error), nullptr);
-    EXPECT_EQ(
-        mismatch(ExpectedRule{RuleId::kMasksMissing, {{"dropout", "p is 0.1"}}}, *rule_of(error)),
-        "");
+    EXPECT_EQ(mismatch(ExpectedRule{RuleId::kMasksMissing, {{"dropout", "attn_pdrop"}, {"p", 0.1}}},
+                       *rule_of(error)),
+              "");
     EXPECT_TRUE(std::string(error.what()).starts_with("run/manifest.json: "));
     EXPECT_EQ(message_of(error), std::string(error.what()) + " [masks_missing]");
   }

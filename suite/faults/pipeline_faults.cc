@@ -212,7 +212,7 @@ Fault tied_sum_after_dp_scatter() {
   fault.expected = {Stage::kParameterGrad,
                     "model.embed_tokens.weight",
                     any_rank(6),
-                    {CauseId::kCopiesDiffer, {{"axes", "pp"}}}};
+                    {CauseId::kCopiesDifferOverAxes, {{"axes", std::vector{"pp"}}}}};
   return fault;
 }
 

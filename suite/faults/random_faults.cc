@@ -51,7 +51,7 @@ Fault recompute_draws_new_mask() {
   fault.expected = {Stage::kMasks,
                     "transformer.h.0.attn.attn_dropout.recomputed",
                     any_rank(2),
-                    {CauseId::kRecomputedMaskDiffers}};
+                    {CauseId::kRecomputedMaskDiffers, {{"same", 6}, {"same_of", 6}}}};
   return fault;
 }
 
@@ -131,7 +131,12 @@ Fault sp_dropout_stream_lost() {
   fault.expected = {Stage::kMasks,
                     "transformer.h.0.attn.resid_dropout",
                     any_rank(6),
-                    {CauseId::kOneMaskForTokens, {{"axis", "tp"}, {"ranks", std::vector{0, 1}}}}};
+                    {CauseId::kOneMaskForTokens,
+                     {{"axis", "tp"},
+                      {"sharing_ranks", std::vector{0, 1}},
+                      {"point", "resid_dropout"},
+                      {"same", 2},
+                      {"same_of", 2}}}};
   return fault;
 }
 

@@ -95,9 +95,11 @@ TEST(CauseGrade, OfASkippedReductionNeedsItsAxis) {
   EXPECT_EQ(on_all_ranks(norm, CauseId::kSquaresNotSummed, {{"axis", "dp"}}), CauseGrade::kRight);
   EXPECT_EQ(on_all_ranks(grads, CauseId::kSquaresNotSummed, {{"axis", "dp"}}), CauseGrade::kWrong)
       << "of a call that carries gradients";
-  EXPECT_EQ(on_all_ranks(grads, CauseId::kCopiesDiffer, {{"axes", "dp"}}), CauseGrade::kPlaceOnly);
-  EXPECT_EQ(on_all_ranks(grads, CauseId::kCopiesDiffer, {{"axes", "dp and tp"}}),
-            CauseGrade::kWrong);
+  EXPECT_EQ(on_all_ranks(grads, CauseId::kCopiesDifferOverAxes, {{"axes", std::vector{"dp"}}}),
+            CauseGrade::kPlaceOnly);
+  EXPECT_EQ(
+      on_all_ranks(grads, CauseId::kCopiesDifferOverAxes, {{"axes", std::vector{"dp", "tp"}}}),
+      CauseGrade::kWrong);
 }
 
 TEST(CauseGrade, OfNoiseIsAtMostThePlace) {
@@ -107,8 +109,10 @@ TEST(CauseGrade, OfNoiseIsAtMostThePlace) {
     EXPECT_NE(on_tp_rank_1(noise, id, {{"scale", 1.01}, {"axis", "tp"}}), CauseGrade::kRight)
         << name_of(id);
   EXPECT_EQ(on_tp_rank_1(noise, CauseId::kScale, {{"scale", 1.01}}), CauseGrade::kWrong);
-  EXPECT_EQ(on_tp_rank_1(noise, CauseId::kCopiesDiffer, {{"axes", "tp"}}), CauseGrade::kPlaceOnly);
-  EXPECT_EQ(on_tp_rank_1(noise, CauseId::kCopiesDiffer, {{"axes", "dp"}}), CauseGrade::kWrong);
+  EXPECT_EQ(on_tp_rank_1(noise, CauseId::kCopiesDifferOverAxes, {{"axes", std::vector{"tp"}}}),
+            CauseGrade::kPlaceOnly);
+  EXPECT_EQ(on_tp_rank_1(noise, CauseId::kCopiesDifferOverAxes, {{"axes", std::vector{"dp"}}}),
+            CauseGrade::kWrong);
 }
 
 TEST(CauseGrade, OfNoCauseIsNone) {

@@ -248,7 +248,7 @@ class JournalJudge {
                         {"times", count},
                         {"usual_times", usual},
                         {"never", never},
-                        NamedValue::words("and_never", std::move(and_never))}),
+                        NamedValue::words("and_never", and_never)}),
             {rank});
       }
     }
