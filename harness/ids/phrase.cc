@@ -23,6 +23,8 @@ constexpr auto kPhrases = [] {
       {kNotFiniteOnOneSide, "not_finite_on_one_side",
        ", {not_finite} not finite on one side only ({nan_reference} NaN and {inf_reference} Inf "
        "in reference, {nan_actual} and {inf_actual} in actual)"},
+      {kFirstStoredElement, "first_stored_element",
+       "; first at [{index}]: reference {reference:.9g}"},
       {kFirstElement, "first_element",
        "; first on rank {rank} at [{index}]: reference {reference:.9g}"},
       {kActualElement, "actual_element", ", actual {actual:.9g}"},

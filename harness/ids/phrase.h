@@ -19,6 +19,7 @@ enum class PhraseId : std::uint8_t {
   kAllowedNorm,
   kAllowedError,
   kNotFiniteOnOneSide,
+  kFirstStoredElement,
   kFirstElement,
   kActualElement,
   kBeforeStep,
