@@ -486,6 +486,25 @@ constexpr auto kCauses = [] {
       {kHalvesExchanged, "halves_exchanged", "the halves of dim 0 are in the order {order}"},
       {kPartsInOtherOrder, "parts_in_other_order",
        "the {parts} parts of dim 0 are in the order {order}"},
+      // ---- given by the Python package, or another program ----
+      {kGivenCause, "given_cause", "{problem}"},
+      {kNoDataSampler, "no_data_sampler",
+       "the script has no DistributedSampler or other split of the batch over the data-parallel "
+       "ranks"},
+      {kOtherMicroBatches, "other_micro_batches",
+       "both must make the same micro-batches: give --reference-command with arguments that do"},
+      {kOwnSamplesOnEachRank, "own_samples_on_each_rank",
+       "each rank draws samples of its own, so the single process must train on all {samples}"},
+      {kBatchStatistics, "batch_statistics",
+       "{module} normalizes by the samples of a batch ({modules} module{modules:s} in all), and "
+       "each "
+       "data-parallel rank has a batch of its own (BatchNorm in training). Use SyncBatchNorm on "
+       "GPUs, GroupNorm, or eval() of these modules, in both runs."},
+      {kMeanOfOwnLabels, "mean_of_own_labels",
+       "the data-parallel ranks count {least} to {most} labels, and each takes the mean over its "
+       "own. The single process takes the mean over all labels: weighted by their numbers the "
+       "ranks' losses give its loss. Divide sums of losses by the number of labels of all ranks, "
+       "times the ranks."},
   });
 }();
 static_assert(is_complete(kCauses), "kCauses must have one row for each CauseId, in its order");

@@ -239,6 +239,13 @@ enum class CauseId : std::uint16_t {
   kTransposed,
   kHalvesExchanged,
   kPartsInOtherOrder,
+  // given by the Python package, or another program
+  kGivenCause,
+  kNoDataSampler,
+  kOtherMicroBatches,
+  kOwnSamplesOnEachRank,
+  kBatchStatistics,
+  kMeanOfOwnLabels,
   kEnd  ///< behind the last id
 };
 

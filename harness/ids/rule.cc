@@ -288,6 +288,34 @@ constexpr auto kRules = [] {
        "{reference} and {actual} share no tensor of one dtype, so nothing was compared; the "
        "first other dtype is that of {tensor}",
        "A verdict that compared nothing proves nothing."},
+      {kNoFile, "no_such_file", "there is no such file or folder",
+       "What is not there cannot be compared."},
+      {kCheckpointToConvert, "checkpoint_to_convert",
+       "is {format}, which this program does not read. Convert it with `{command}`, or compare "
+       "with the command `isoshard` of the Python package, which converts by itself",
+       "Reading a pickle can run code, so this program reads safetensors alone."},
+      {kBundleForCheckpoint, "bundle_in_place_of_checkpoint",
+       "is the manifest of a bundle, not of a checkpoint; compare bundles without --checkpoint",
+       "A bundle is judged by its own rules, which know of ranks and steps."},
+      // ---- curves ----
+      {kNoCurves, "no_curves",
+       "has no loss_*.json; isoshard train --output-dir {folder} writes them",
+       "A folder without curves shows nothing of a training run."},
+      {kCurveTwice, "curve_twice", "duplicate curve of {subject}, which {other} holds, too",
+       "Of two curves of one subject, the first by name would be judged."},
+      {kPerturbedCurveSteps, "perturbed_curve_of_other_length",
+       "a perturbed run must have the {steps} steps of the reference, got {got}",
+       "The spread of curves is measured step by step."},
+      {kCurvesBeginElsewhere, "curves_begin_at_other_steps",
+       "{reference} begins with step {first}, {actual} with step {other}: resume both from one "
+       "checkpoint",
+       "Runs that begin at different steps are compared from different weights."},
+      {kCurveSettingsDiffer, "curve_settings_differ",
+       "{reference} and {actual} ran with different settings, so their curves cannot be expected "
+       "to "
+       "agree (allow it with --allow-different-settings); reference is the first, actual the "
+       "second:\n  {differences}",
+       "Another learning rate or seed is another training, with another curve."},
   });
 }();
 static_assert(is_complete(kRules), "kRules must have one row for each RuleId, in its order");

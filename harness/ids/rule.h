@@ -95,6 +95,15 @@ enum class RuleId : std::uint8_t {
   kReferenceWithoutRun,
   // checkpoints
   kNoSharedDtype,
+  kNoFile,
+  kCheckpointToConvert,
+  kBundleForCheckpoint,
+  // curves
+  kNoCurves,
+  kCurveTwice,
+  kPerturbedCurveSteps,
+  kCurvesBeginElsewhere,
+  kCurveSettingsDiffer,
   kEnd  ///< behind the last id
 };
 
