@@ -96,8 +96,12 @@ TEST(Diagnosis, TheSameCauseForEveryGradientIsSaidOnceForAll) {
   const Verdict verdict = judge(r, trace, options);
 
   const Finding& first = verdict.findings.at(0);
-  EXPECT_THAT(first.cause, IsCause(CauseId::kRankLocal,
-                                   {{"axis", "dp"}, {"copies", 2}, {"axes", std::vector{"dp"}}}));
+  EXPECT_THAT(first.cause, IsCause(CauseId::kRankLocal, {{"axis", "dp"},
+                                                         {"copies", 2},
+                                                         {"axes", std::vector{"dp"}},
+                                                         {"same", 3},
+                                                         {"same_of", 3},
+                                                         {"forward", "exact"}}));
   EXPECT_EQ(first.diagnosis, phrase(PhraseId::kOfAllGradients, {{"cause", first.cause.text}}) +
                                  phrase(PhraseId::kForwardExact));
 }
