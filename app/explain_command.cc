@@ -105,9 +105,16 @@ void print_fault(const Fault& fault) {
   print("{}\nsee it: ./isoshard verify --fault {}\n", any ? "" : "  none\n", fault.id);
 }
 
+template <TabledId Id>
+void print_sentence(Id id) {
+  print(
+      "{} {}\n\nsentence, with the names of its values in braces; in brackets: not always "
+      "there\n{}\n",
+      kind_of(id), name_of(id), hanging("  ", with_names(row_of(id).text)));
+}
+
 void print_cause(CauseId id) {
-  print("cause {}\n\nsentence, with the names of its values in braces\n{}\n", name_of(id),
-        hanging("  ", row_of(id).text));
+  print_sentence(id);
   std::vector<std::string> faults;
   for (const Fault& fault : fault_catalogue())
     if (fault.expected->cause.id == id) faults.push_back(fault.id);
@@ -115,14 +122,13 @@ void print_cause(CauseId id) {
 }
 
 void print_finding(FindingId id) {
-  print("finding {}\n\nsentence, with the names of its values in braces\n{}\n", name_of(id),
-        hanging("  ", row_of(id).text));
-  if (!row_of(id).more.empty()) print("evidence\n{}\n", hanging("  ", row_of(id).more));
+  print_sentence(id);
+  if (!row_of(id).more.empty()) print("evidence\n{}\n", hanging("  ", with_names(row_of(id).more)));
 }
 
 void print_rule(RuleId id) {
-  print("rule {}\n\nsentence, with the names of its values in braces\n{}\nwhy\n{}\n", name_of(id),
-        hanging("  ", row_of(id).text), hanging("  ", row_of(id).more));
+  print_sentence(id);
+  print("why\n{}\n", hanging("  ", row_of(id).more));
 }
 
 template <class Id>

@@ -81,7 +81,7 @@ template <TabledId Id>
 void list_ids() {
   for (const Id id : all_ids<Id>()) {
     print("  {}\n", name_of(id));
-    print(hanging("    ", row_of(id).text));
+    print(hanging("    ", with_names(row_of(id).text)));
   }
 }
 

@@ -178,6 +178,7 @@ TEST(CaseJudge, In16BitsTheFindingOfTheExactComparisonCounts) {
     EXPECT_EQ(first.key.name, "model.layers.0.mlp.down_proj") << verdict.reason;
     EXPECT_EQ(first.stage, Stage::kForward);
     EXPECT_THAT(verdict.reason, ::testing::Not(HasSubstr("forward right")));
+    EXPECT_EQ(find_value(first.cause.values, "forward"), nullptr);
   }
   const Verdict plain =
       judged(six_ranks(Dtype::kBFloat16), ReferenceKind::kPlain, wrong_early_and_late()).verdict;

@@ -10,7 +10,7 @@ namespace isoshard::detail {
 
 /// Throws a FileError "FILE: PROBLEM" by the rule file_form.
 [[noreturn]] inline void refuse_form(const std::filesystem::path& file, std::string_view problem) {
-  refuse(file, RuleId::kFileForm, {{"problem", problem}});
+  refuse(file, RuleId::kFileForm, {NamedValue::words("problem", problem)});
 }
 
 }  // namespace isoshard::detail

@@ -142,14 +142,17 @@ class BundleReader {
     const std::string id = files_.text(stem + ".done");
     const json description = files_.json(stem + ".json");
     if (detail::field<int>(description, "schema", file) != bundle_.schema)
-      refuse(file, RuleId::kOtherRun, {{"problem", "has another schema than manifest.json"}});
-    if (id != run_id_ + "\n" || detail::field<std::string>(description, "run", file) != run_id_)
       refuse(file, RuleId::kOtherRun,
-             {{"problem", fmt::format("belongs to another run than manifest.json ({})", run_id_)}});
+             {NamedValue::words("problem", "has another schema than manifest.json")});
+    if (id != run_id_ + "\n" || detail::field<std::string>(description, "run", file) != run_id_)
+      refuse(
+          file, RuleId::kOtherRun,
+          {NamedValue::words(
+              "problem", fmt::format("belongs to another run than manifest.json ({})", run_id_))});
     if (detail::field<int>(description, "rank", file) != rank ||
         detail::field<std::int64_t>(description, "step", file) != step) {
       refuse(file, RuleId::kOtherRun,
-             {{"problem", "holds another rank or step than its name says"}});
+             {NamedValue::words("problem", "holds another rank or step than its name says")});
     }
     StepFiles result{{}, files_.tensors(stem + ".safetensors"), {}};
     if (description.contains("journal"))
@@ -160,7 +163,8 @@ class BundleReader {
     for (const json& entry : detail::field<json>(description, "records", file)) {
       const RecordKey key = detail::key_of(entry, defaults, file);
       if (key.step != step)
-        refuse(file, RuleId::kOtherRun, {{"problem", "holds a record of another step"}});
+        refuse(file, RuleId::kOtherRun,
+               {NamedValue::words("problem", "holds a record of another step")});
       const bool is_kept = detail::field_or<bool>(entry, "kept", true, file);
       defaults.tensor = is_kept ? &result.tensors.info(detail::tensor_name(key)) : nullptr;
       Record record = detail::record_of(entry, defaults, file);
@@ -268,8 +272,9 @@ class BundleReader {
     } catch (const MeshError& error) {
       const std::string name = describe(record.key), problem = error.what();
       refuse(tensors.path(), RuleId::kLocalDoesNotFitLayout,
-             {{"problem",
-               problem.starts_with(name) ? problem : fmt::format("{}: {}", name, problem)}});
+             {NamedValue::words("problem", problem.starts_with(name)
+                                               ? problem
+                                               : fmt::format("{}: {}", name, problem))});
     }
     if (record.compared) {
       detail::fill_statistics(record, step.statistics.at(record.key), tensors.path());
@@ -332,7 +337,7 @@ class BundleReader {
           p.ranges.empty() ? tiling_problem(p.shape, p.boxes) : tiling_problem(p.shape, p.ranges);
       if (!problem.empty())
         refuse(directory_, RuleId::kPartsDoNotTile,
-               {{"tensor", describe(key)}, {"problem", problem}});
+               {{"tensor", describe(key)}, NamedValue::words("problem", problem)});
     }
   }
 

@@ -17,6 +17,7 @@
 
 #include "harness/causes/class_causes.h"
 #include "harness/causes/run_causes.h"
+#include "harness/ids/phrase.h"
 #include "harness/trace/parts.h"
 
 namespace isoshard::detail {
@@ -198,7 +199,7 @@ Cause cause_largest_part(const Evidence& e) {
         });
         if (fits)
           return make_cause(is_largest ? CauseId::kLargestPart : CauseId::kSmallestPart,
-                            {{"num_ranks", axis.degree},
+                            {{"degree", axis.degree},
                              {"axis", name_of(axis.axis)},
                              {"reduction", factor == 1 ? "sum" : "mean"},
                              e.on_bad_ranks()});

@@ -288,7 +288,7 @@ TEST(ClassCauses, OneFactorForEachRankIsListed) {
                                                 {"ranks", std::vector{1, 2, 4, 5}}}));
   EXPECT_THAT(factors_are({1, 2, 3}),
               IsCause(CauseId::kScaledByRankPlusOne, {{"axis", "tp"},
-                                                      {"num_ranks", 3},
+                                                      {"degree", 3},
                                                       {"factors", std::vector{1.0, 2.0, 3.0}},
                                                       {"ranks", std::vector{1, 2, 4, 5}}}));
   EXPECT_THAT(factors_are({0.7, 0.75, 0.6}, true), IsCause(CauseId::kScale, {{"scale", 0.7}}))
@@ -318,7 +318,7 @@ Cause dp_factors_are(double first, double second) {
 TEST(ClassCauses, FactorsThatAreTokenCountsAreNamed) {
   EXPECT_THAT(dp_factors_are(4.0 / 6, 4.0 / 2),
               IsCause(CauseId::kDividesByOwnCount, {{"axis", "dp"},
-                                                    {"num_ranks", 2},
+                                                    {"degree", 2},
                                                     {"factors", std::vector{0.6667, 2.0}},
                                                     {"token_counts", std::vector{3.0, 1.0}}}));
   EXPECT_THAT(dp_factors_are(0.67, 1.9), IsCause(CauseId::kFactorPerRank));

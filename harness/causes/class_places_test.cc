@@ -235,7 +235,7 @@ TEST(ClassCauses, ANormOfAnotherKindIsTold) {
   };
 
   EXPECT_THAT(norm_of_ranks_is([&](auto squares, double) { return added(squares); }),
-              IsCause(CauseId::kNormsAdded, {{"num_ranks", 4}}));
+              IsCause(CauseId::kNormsAdded, {{"world_size", 4}}));
   EXPECT_THAT(norm_of_ranks_is([](auto, double largest) { return largest; }),
               IsCause(CauseId::kLargestElement));
   EXPECT_THAT(norm_of_ranks_is([](auto squares, double) {
@@ -443,7 +443,7 @@ TEST(ClassCauses, AFlagIsNeitherSummedNorScaled) {
   };
 
   EXPECT_THAT(of([](int rank) { return rank / kTp == 0 ? 1.0 : 0.0; }),
-              IsCause(CauseId::kFlagNotReduced, {{"axes", "dp"}}));
+              IsCause(CauseId::kFlagNotReduced, {{"axes", std::vector{"dp"}}}));
   EXPECT_THAT(of([](int) { return 0.0; }),
               IsCause(CauseId::kFlagWrongOnEveryRank, {{"value", 0}, {"expected", 1}}));
   EXPECT_THAT(of([](int) { return 0.25; }), IsCause(CauseId::kFlagOutOfRange, {{"value", 0.25}}));

@@ -14,6 +14,7 @@
 
 #include "harness/causes/class_causes.h"
 #include "harness/causes/run_causes.h"
+#include "harness/ids/phrase.h"
 
 namespace isoshard::detail {
 namespace {
@@ -86,10 +87,9 @@ NamedValues repeats_and_gaps(const Evidence& e) {
   NamedValues values;
   std::vector<std::string> counts;
   const auto tell = [&](std::string_view name, PhraseId id, const std::set<std::int64_t>& ids) {
-    constexpr std::size_t kMostListed = 64;
     if (ids.empty()) return;
     counts.push_back(phrase(id, {{"ids", some_of(ids)}}));
-    if (ids.size() < kMostListed) values.emplace_back(name, ids);
+    values.emplace_back(name, ids);
   };
   tell("repeated", PhraseId::kIdsSeenMoreOften, repeated);
   tell("missed", PhraseId::kIdsMissed, missed);
@@ -148,7 +148,7 @@ Cause cause_flag(const Evidence& e) {
                       {{"value", bad->actual.item()}, {"expected", e.whole.item()}});
   }
   return make_cause(CauseId::kFlagNotReduced,
-                    {{"axes", join_axes(e.result.differing_axes)}, e.on_bad_ranks()});
+                    {{"axes", names_of(e.result.differing_axes)}, e.on_bad_ranks()});
 }
 
 namespace {

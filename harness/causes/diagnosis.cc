@@ -3,6 +3,7 @@
 #include "harness/causes/diagnosis.h"
 
 #include <initializer_list>
+#include <utility>
 
 #include "core/base/error.h"
 #include "harness/causes/class_causes.h"
@@ -122,7 +123,7 @@ Cause cause_by(const Pattern& pattern, const Evidence& e) {
 Cause cause_of(const Evidence& e, FittingPatterns& fitting) {
   if (e.result.findings.empty() || e.bad_ranks().empty()) return {};
   if (const auto count = e.result.comparison.stats.nonfinite_mismatch; count != 0)
-    return make_cause(CauseId::kNotFinite, {{"num_values", count}});
+    return make_cause(CauseId::kValuesNotFinite, {{"num_values", count}});
   // what stands for a record that the reference has not: its values are nowhere
   const bool has_record = e.reference.find(e.wanted.key) != nullptr;
   const bool knows_what = numel_of(e.wanted.layout.global_shape) > kLargeTensor && !fitting.empty();
@@ -148,7 +149,8 @@ void add_place(Cause& cause, const Evidence& e) {
     if (find_value(cause.values, name) == nullptr) cause.values.emplace_back(name, value);
   };
   if (e.bad_ranks().size() < e.held.size()) add("ranks", e.bad_ranks());
-  if (!e.result.differing_axes.empty()) add("axes", join_axes(e.result.differing_axes));
+  if (!e.result.differing_axes.empty()) add("axes", names_of(e.result.differing_axes));
+  cause.values = with_short_lists(std::move(cause.values));
 }
 
 }  // namespace

@@ -19,7 +19,7 @@ inline constexpr std::int64_t kLargeTensor = std::int64_t{1} << 24;
 
 /// The likely cause of one tensor's divergence; empty if no pattern fits. A pattern fits when it
 /// leaves less than a quarter of the error and no more than a few tolerances. The table of patterns
-/// is in diagnosis.cc, their texts in harness/ids/cause_texts.inc.
+/// is in diagnosis.cc, their texts in harness/ids/cause.cc.
 ///
 /// `reference_record` may stand for a record that the reference has not (wanted_of): then only a
 /// factor is named.

@@ -8,6 +8,7 @@
 #include <cmath>
 
 #include "harness/causes/diagnosis.h"
+#include "harness/ids/phrase.h"
 #include "harness/judge/judge.h"
 #include "harness/testing/is_cause.h"
 #include "harness/testing/synthetic.h"
@@ -53,8 +54,8 @@ TEST(Diagnosis, APartialSumOverTp) {
       [&](at::Tensor v, int, int tp) { return tp < 2 ? parts[tp] : v - parts[0] - parts[1]; },
       RecordKind::kActivationGrad);
 
-  EXPECT_THAT(cause,
-              IsCause(CauseId::kRankLocalPartial, {{"axis", "tp"}, {"copies", 3}, {"axes", "tp"}}));
+  EXPECT_THAT(cause, IsCause(CauseId::kRankLocalPartial,
+                             {{"axis", "tp"}, {"copies", 3}, {"axes", std::vector{"tp"}}}));
 }
 
 TEST(Diagnosis, UnreducedGradientsOverDp) {
@@ -68,7 +69,8 @@ TEST(Diagnosis, UnreducedGradientsOverDp) {
       value, [&](at::Tensor v, int dp, int) { return dp == 0 ? v + delta : v - 3 * delta; },
       RecordKind::kGrad);
 
-  EXPECT_THAT(mean, IsCause(CauseId::kRankLocal, {{"axis", "dp"}, {"copies", 2}, {"axes", "dp"}}));
+  EXPECT_THAT(mean, IsCause(CauseId::kRankLocal,
+                            {{"axis", "dp"}, {"copies", 2}, {"axes", std::vector{"dp"}}}));
   EXPECT_THAT(weighted, IsCause(CauseId::kRankLocal, {{"axis", "dp"}, {"copies", 2}}))
       << "unequal token counts: weights 3/4 and 1/4";
 }
@@ -94,8 +96,12 @@ TEST(Diagnosis, TheSameCauseForEveryGradientIsSaidOnceForAll) {
   const Verdict verdict = judge(r, trace, options);
 
   const Finding& first = verdict.findings.at(0);
-  EXPECT_THAT(first.cause,
-              IsCause(CauseId::kRankLocal, {{"axis", "dp"}, {"copies", 2}, {"axes", "dp"}}));
+  EXPECT_THAT(first.cause, IsCause(CauseId::kRankLocal, {{"axis", "dp"},
+                                                         {"copies", 2},
+                                                         {"axes", std::vector{"dp"}},
+                                                         {"same", 3},
+                                                         {"same_of", 3},
+                                                         {"forward", "exact"}}));
   EXPECT_EQ(first.diagnosis, phrase(PhraseId::kOfAllGradients, {{"cause", first.cause.text}}) +
                                  phrase(PhraseId::kForwardExact));
 }
@@ -188,7 +194,7 @@ TEST(Diagnosis, PositionsHeldTwice) {
                                                         {"dim", 1},
                                                         {"first", 0},
                                                         {"ranks", std::vector{0, 1}},
-                                                        {"axes", "tp"},
+                                                        {"axes", std::vector{"tp"}},
                                                         {"last", 11},
                                                         {"times", 2},
                                                         {"begins", std::vector{0, 12}},
@@ -323,7 +329,7 @@ TEST(Diagnosis, CopiesThatDifferWithoutAPattern) {
     return tp == 2 ? values({4, 6}, 40) : v;
   });
 
-  EXPECT_THAT(cause, IsCause(CauseId::kCopiesDiffer, {{"axes", "tp"}}));
+  EXPECT_THAT(cause, IsCause(CauseId::kCopiesDifferOverAxes, {{"axes", std::vector{"tp"}}}));
 }
 
 TEST(Diagnosis, NothingIsSaidOfAnUnrelatedTensor) {

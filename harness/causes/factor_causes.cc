@@ -14,6 +14,7 @@
 
 #include "harness/causes/class_causes.h"
 #include "harness/causes/run_causes.h"
+#include "harness/ids/phrase.h"
 
 namespace isoshard::detail {
 namespace {
@@ -53,8 +54,7 @@ Cause factors_along(const Evidence& e, Axis axis, const std::vector<double>& fac
     }
     return true;
   };
-  NamedValues values = {
-      {"axis", name_of(axis)}, {"num_ranks", factors.size()}, {"factors", factors}};
+  NamedValues values = {{"axis", name_of(axis)}, {"degree", factors.size()}, {"factors", factors}};
   if (axis == Axis::kDp) {
     const std::vector<double> counts =
         counted_targets(e, static_cast<std::int64_t>(factors.size()));
@@ -230,7 +230,7 @@ Cause cause_rank_factors(const Evidence& e) {
   }
   std::vector<double> factors;
   for (const auto& [rank, factor] : of_rank) factors.push_back(factor);
-  return make_cause(CauseId::kFactorPerRank, {{"num_ranks", factors.size()}, {"factors", factors}});
+  return make_cause(CauseId::kFactorPerRank, {{"factors", factors}});
 }
 
 Cause cause_backward_parts(const Evidence& e) {

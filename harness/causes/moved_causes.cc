@@ -13,12 +13,12 @@
 #include <vector>
 
 #include "harness/causes/class_causes.h"
+#include "harness/ids/phrase.h"
 
 namespace isoshard::detail {
 namespace {
 
 constexpr std::int64_t kMaxShift = 64;
-constexpr std::size_t kMostListed = 64;  ///< numbers of a list that are kept as data
 
 /// The whole reference along `dim`, cut to the view's box in every other dim.
 Values line_of(const Evidence& e, const View& view, std::int64_t dim) {
@@ -124,8 +124,7 @@ NamedValues permutation_of(const Evidence& e, const View& view, std::int64_t dim
                         ? "..."
                         : phrase(PhraseId::kPlaceHas, {{"place", own}, {"other", other}}));
   }
-  NamedValues values = {{"slices", slices_of(e, view, dim)}, {"block", block}};
-  if (from.size() < kMostListed) values.emplace_back("order", from);
+  NamedValues values = {{"slices", slices_of(e, view, dim)}, {"block", block}, {"order", from}};
   if (words.empty()) return values;
   const std::string blocks =
       block > 1 ? phrase(PhraseId::kInBlocks, {{"block", block}}) : std::string();
@@ -192,10 +191,10 @@ Cause tokens_of_elsewhere(const Evidence& e, const View& view, double error) {
                                                        {"other_token", nearest[i] % length}}));
   }
   if (words.empty()) return {};
-  NamedValues values = {{"rank", view.rank},
-                        NamedValue::words("tokens", fmt::format("{}", fmt::join(words, ", ")))};
-  if (nearest.size() < kMostListed) values.emplace_back("order", nearest);
-  return make_cause(CauseId::kTokensElsewhere, std::move(values));
+  return make_cause(CauseId::kTokensElsewhere,
+                    {{"rank", view.rank},
+                     {"order", nearest},
+                     NamedValue::words("tokens", fmt::format("{}", fmt::join(words, ", ")))});
 }
 
 Cause moved_on(const Evidence& e, const View& view) {
@@ -277,9 +276,9 @@ Cause cause_moved_slices(const Evidence& e) {
   }
   values.emplace_back("ranks", ranks);
   if (!e.result.differing_axes.empty()) {
-    const std::string axes = join_axes(e.result.differing_axes);
-    values.push_back(
-        NamedValue::words("copies_differ", phrase(PhraseId::kCopiesDifferOver, {{"axes", axes}})));
+    values.push_back(NamedValue::words(
+        "copies_differ",
+        phrase(PhraseId::kCopiesDifferOver, {{"axes", names_of(e.result.differing_axes)}})));
   }
   std::string others;
   for (std::size_t i = 1; i < causes.size(); ++i) others += "; " + causes[i].text;

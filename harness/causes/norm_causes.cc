@@ -11,6 +11,7 @@
 
 #include "core/observe/layer_name.h"
 #include "harness/causes/class_causes.h"
+#include "harness/ids/phrase.h"
 
 namespace isoshard::detail {
 namespace {
@@ -192,11 +193,10 @@ Cause cause_norm_squares(const Evidence& e) {
   }
   if (fitting.size() != 1) return {};  // none, or more than one by chance
   const Group& group = fitting.front();
-  constexpr std::size_t kMostListed = 64;
   NamedValues values = group.more;
   values.push_back(NamedValue::words("group", group.words));
   values.emplace_back("num_parameters", group.members.size());
-  if (group.members.size() < kMostListed) values.emplace_back("parameters", group.members);
+  values.emplace_back("parameters", group.members);
   if (group.members.size() > 1)
     values.push_back(NamedValue::words(
         "count", phrase(PhraseId::kParameterCount, {{"count", group.members.size()}})));

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "harness/causes/class_causes.h"
+#include "harness/ids/phrase.h"
 
 namespace isoshard::detail {
 namespace {
@@ -153,14 +154,12 @@ Cause cause_part_differs(const Evidence& e) {
                                                          {"coordinate", coordinates.back()}}));
     }
     if (!fits || words.empty() || wrong.size() < 2 || !has_right_copies(wrong)) continue;
-    NamedValues values = {{"axis", name_of(axis)},
-                          {"coordinates", coordinates},
-                          NamedValue::words("elements", fmt::format("{}", fmt::join(words, "; ")))};
-    if (begins.size() < kMostRuns) {
-      values.emplace_back("begins", begins);
-      values.emplace_back("ends", ends);
-    }
-    return make_cause(CauseId::kPartNotReached, std::move(values));
+    return make_cause(CauseId::kPartNotReached,
+                      {{"axis", name_of(axis)},
+                       {"coordinates", coordinates},
+                       {"begins", begins},
+                       {"ends", ends},
+                       NamedValue::words("elements", fmt::format("{}", fmt::join(words, "; ")))});
   }
   return {};
 }

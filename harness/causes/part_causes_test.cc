@@ -46,7 +46,7 @@ TEST(PartCauses, APartThatDoesNotReachARankIsTold) {
                                                  {"begins", std::vector{1000}},
                                                  {"ends", std::vector{1511}},
                                                  {"ranks", std::vector{3, 4, 5}},
-                                                 {"axes", "dp"}}));
+                                                 {"axes", std::vector{"dp"}}}));
   EXPECT_THAT(told([&](at::Tensor& flat, int dp) { put(flat, dp == 0 ? 512 : 2000, 256); }),
               IsCause(CauseId::kPartNotReached, {{"axis", "dp"},
                                                  {"coordinates", std::vector{0, 1}},
@@ -56,17 +56,17 @@ TEST(PartCauses, APartThatDoesNotReachARankIsTold) {
                 put(flat, 1000, 512);
                 flat.narrow(0, 1000, 512).mul_(dp + 1);
               }),
-              IsCause(CauseId::kCopiesDiffer, {{"axes", "dp"}}))
+              IsCause(CauseId::kCopiesDifferOverAxes, {{"axes", std::vector{"dp"}}}))
       << "no rank has it right";
   EXPECT_THAT(told([&](at::Tensor& flat, int dp) {
                 if (dp == 1) flat.slice(0, 0, 4096, 300).add_(1);
               }),
-              IsCause(CauseId::kCopiesDiffer, {{"axes", "dp"}}))
+              IsCause(CauseId::kCopiesDifferOverAxes, {{"axes", std::vector{"dp"}}}))
       << "single elements here and there";
   EXPECT_THAT(told([&](at::Tensor& flat, int dp) {
                 if (dp == 1) put(flat, 0, 4096);
               }),
-              IsCause(CauseId::kCopiesDiffer, {{"axes", "dp"}}))
+              IsCause(CauseId::kCopiesDifferOverAxes, {{"axes", std::vector{"dp"}}}))
       << "all of it";
 }
 
@@ -152,10 +152,10 @@ Cause gradient_of_heads_is(const std::function<at::Tensor(at::Tensor parts)>& re
 TEST(PartCauses, TheLargestOfRanksPartsIsTold) {
   EXPECT_THAT(
       gradient_of_heads_is([](const at::Tensor& parts) { return parts.amax(0); }),
-      IsCause(CauseId::kLargestPart, {{"num_ranks", 3}, {"axis", "tp"}, {"reduction", "sum"}}));
+      IsCause(CauseId::kLargestPart, {{"degree", 3}, {"axis", "tp"}, {"reduction", "sum"}}));
   EXPECT_THAT(
       gradient_of_heads_is([](const at::Tensor& parts) { return 3 * parts.amin(0); }),
-      IsCause(CauseId::kSmallestPart, {{"num_ranks", 3}, {"axis", "tp"}, {"reduction", "mean"}}));
+      IsCause(CauseId::kSmallestPart, {{"degree", 3}, {"axis", "tp"}, {"reduction", "mean"}}));
   EXPECT_THAT(gradient_of_heads_is(
                   [](const at::Tensor& parts) { return parts.amax(0) + 0.1 * values({8}, 9); }),
               IsNoCause());

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "harness/causes/run_causes.h"
+#include "harness/ids/phrase.h"
 
 namespace isoshard::detail {
 namespace {
@@ -318,8 +319,9 @@ Cause cause_in_masks(const Evidence& e) {
                        : same_samples ? CauseId::kOneMaskForPlaces
                                       : CauseId::kOneMaskForSamples;
     const std::string where = e.coordinates_in_words(alike, axis.axis);
-    return make_cause(
-        id, {{"axis", name_of(axis.axis)}, {"ranks", alike}, NamedValue::words("where", where)});
+    return make_cause(id, {{"axis", name_of(axis.axis)},
+                           {"sharing_ranks", alike},
+                           NamedValue::words("where", where)});
   }
   return {};
 }

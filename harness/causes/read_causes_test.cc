@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "harness/ids/phrase.h"
 #include "harness/judge/judge.h"
 #include "harness/testing/is_cause.h"
 #include "harness/testing/synthetic.h"
@@ -60,10 +61,14 @@ TEST(ReadCauses, MasksThatRanksShareAreTold) {
   };
 
   const Finding shared = first_finding(right, masks([&](int) { return whole.narrow(1, 0, 2); }));
-  EXPECT_THAT(shared.cause, IsCause(CauseId::kOneMaskForTokens,
-                                    {{"axis", "tp"}, {"ranks", std::vector{0, 1, 2}}}));
-  EXPECT_THAT(shared.diagnosis,
-              EndsWith(phrase(PhraseId::kOfPoints, {{"point", "drop"}, {"same", 2}, {"all", 2}})));
+  EXPECT_THAT(shared.cause,
+              IsCause(CauseId::kOneMaskForTokens, {{"axis", "tp"},
+                                                   {"sharing_ranks", std::vector{0, 1, 2}},
+                                                   {"point", "drop"},
+                                                   {"same", 2},
+                                                   {"same_of", 2}}));
+  EXPECT_THAT(shared.diagnosis, EndsWith(phrase(PhraseId::kOfPoints,
+                                                {{"point", "drop"}, {"same", 2}, {"same_of", 2}})));
   EXPECT_THAT(read_cause(right, masks([&](int tp) {
                            return values({2, 2, 8}, 7 + tp).gt(0);
                          })),

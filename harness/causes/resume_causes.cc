@@ -9,6 +9,7 @@
 
 #include "core/observe/layer_name.h"
 #include "harness/causes/run_causes.h"
+#include "harness/ids/phrase.h"
 
 namespace isoshard::detail {
 namespace {

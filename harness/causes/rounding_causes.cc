@@ -227,7 +227,7 @@ Cause cause_reciprocal(const Evidence& e) {
       if (!fits || differing < kLeastElements) continue;
       return make_cause(
           multiplies ? CauseId::kMultipliedWithReciprocal : CauseId::kNotMultipliedWithReciprocal,
-          {{"num_ranks", axis.degree},
+          {{"degree", axis.degree},
            {"axis", name_of(axis.axis)},
            {"values", all},
            {"differing", differing},

@@ -204,7 +204,7 @@ TEST(ClassCauses, AReciprocalInPlaceOfADivisionIsTold) {
 
   EXPECT_THAT(mean_of_three_is([&](const at::Tensor& sum) { return sum * third; }),
               IsCause(CauseId::kMultipliedWithReciprocal,
-                      {{"num_ranks", 3}, {"axis", "dp"}, {"values", 192}}));
+                      {{"degree", 3}, {"axis", "dp"}, {"values", 192}}));
   EXPECT_THAT(mean_of_three_is([&](const at::Tensor& sum) {
                 const at::Tensor up = (values({16, 12}, 5) > 0).to(at::kFloat);
                 return sum / 3 * (1 + 1.2e-7F * up);

@@ -16,6 +16,7 @@
 
 #include "harness/causes/class_causes.h"
 #include "harness/causes/diagnosis.h"
+#include "harness/ids/phrase.h"
 #include "harness/trace/run_view.h"
 #include "harness/verdict/neighbours.h"
 

@@ -158,7 +158,7 @@ TEST(RuleCauses, StateThatIsAsBeforeIsTold) {
   EXPECT_THAT(state_is([](const at::Tensor& first) { return first; }),
               IsCause(CauseId::kNotUpdated, {{"ranks", std::vector{3, 4, 5}}}));
   EXPECT_THAT(state_is([](const at::Tensor& first) { return first * 1.0000002; }),
-              IsCause(CauseId::kCopiesDiffer, {{"axes", "dp"}}))
+              IsCause(CauseId::kCopiesDifferOverAxes, {{"axes", std::vector{"dp"}}}))
       << "four numbers that are nearly so tell nothing";
 }
 

@@ -215,7 +215,7 @@ TEST(RunCauses, ANormThatCountsSquaresTooOftenOrNotAtAllIsTold) {
               IsCause(CauseId::kNormOfOneRank, {{"axis", "tp"}, {"coordinate", 0}}));
   EXPECT_THAT(wrong([](int) { return std::sqrt(9.0); }), IsCause(CauseId::kReplicatedLeftOut));
   EXPECT_THAT(wrong([](int tp) { return std::sqrt(tp == 0 ? 8.0 : 5.0); }),
-              IsCause(CauseId::kSquaresNotSummed, {{"axis", "tp"}, {"axes", "tp"}}));
+              IsCause(CauseId::kSquaresNotSummed, {{"axis", "tp"}, {"axes", std::vector{"tp"}}}));
   EXPECT_THAT(wrong([](int) { return 4.7; }), IsNoCause());
 }
 
@@ -231,9 +231,9 @@ TEST(RunCauses, SquaresAddUpToThoseOfTheRunsOwnGradients) {
   };
 
   EXPECT_THAT(wrong([](int tp) { return std::sqrt(tp == 0 ? 8.0 : 5.0); }),
-              IsCause(CauseId::kSquaresNotSummed, {{"axis", "tp"}, {"axes", "tp"}}));
+              IsCause(CauseId::kSquaresNotSummed, {{"axis", "tp"}, {"axes", std::vector{"tp"}}}));
   EXPECT_THAT(wrong([](int tp) { return std::sqrt(tp == 0 ? 8.0 : 5.05); }),
-              IsCause(CauseId::kCopiesDiffer, {{"axes", "tp"}}));
+              IsCause(CauseId::kCopiesDifferOverAxes, {{"axes", std::vector{"tp"}}}));
 }
 
 // The same where gradients are cut over dp as runs, besides: of a tensor of 6 split over tp, and of
@@ -300,11 +300,11 @@ TEST(RunCauses, AStepOfAnotherSizeIsToldWithItsFactor) {
       << "clipping is not known of";
   EXPECT_THAT(cause_of(update(1), update(8 / 4.4)),
               IsCause(CauseId::kScale, {{"scale", 1.8182}, {"is_update", true}}));
-  EXPECT_THAT(
-      cause_of(update(1), update(8 / 4.4, true), clipping),
-      IsCause(
-          CauseId::kClippingNotApplied,
-          {{"scale", 1.8182}, {"ranks", std::vector{1, 4}}, {"axes", "tp"}, {"is_update", true}}));
+  EXPECT_THAT(cause_of(update(1), update(8 / 4.4, true), clipping),
+              IsCause(CauseId::kClippingNotApplied, {{"scale", 1.8182},
+                                                     {"ranks", std::vector{1, 4}},
+                                                     {"axes", std::vector{"tp"}},
+                                                     {"is_update", true}}));
   EXPECT_THAT(
       cause_of(update(1), update(3)),
       IsCause(CauseId::kScaleOfFormula, {{"formula", "tp"}, {"scale", 3}, {"is_update", true}}));
@@ -378,8 +378,9 @@ TEST(RunCauses, MissingUnevenAndUnreducedMicroBatchesAreTold) {
               {{"weights", std::vector{0.03125, 0.0625, 0.125, 0.25}}, {"micro_batches", 4}}));
   EXPECT_THAT(wrong([](int, int, int) { return 4.0; }),
               IsCause(CauseId::kScaleOfFormula, {{"formula", "micro-batches"}, {"scale", 4}}));
-  EXPECT_THAT(wrong([](int, int dp, int own) { return dp == own ? 2.0 : 0.0; }),
-              IsCause(CauseId::kRankLocal, {{"axis", "dp"}, {"copies", 2}, {"axes", "dp"}}));
+  EXPECT_THAT(
+      wrong([](int, int dp, int own) { return dp == own ? 2.0 : 0.0; }),
+      IsCause(CauseId::kRankLocal, {{"axis", "dp"}, {"copies", 2}, {"axes", std::vector{"dp"}}}));
   EXPECT_THAT(wrong([](int m, int, int) { return m == 3 ? 1.0 : 0.0; }, false), IsNoCause())
       << "no input explains the gradient";
 }
@@ -531,9 +532,10 @@ TEST(RunCauses, WeightsThatAreNoSliceOfTheReferenceAreToldByCoordinate) {
       cause_of(right, weights({1, 2}, true)),
       AllOf(IsCause(CauseId::kNotSlices, {{"axis", "tp"}, {"ranks", std::vector{1, 2, 4, 5}}}),
             HasNoValue("axes")));
-  EXPECT_THAT(cause_of(right, weights({1, 2}, false)),
-              IsCause(CauseId::kNotSlices,
-                      {{"axis", "tp"}, {"ranks", std::vector{1, 2, 4, 5}}, {"axes", "tp"}}));
+  EXPECT_THAT(
+      cause_of(right, weights({1, 2}, false)),
+      IsCause(CauseId::kNotSlices,
+              {{"axis", "tp"}, {"ranks", std::vector{1, 2, 4, 5}}, {"axes", std::vector{"tp"}}}));
   EXPECT_THAT(cause_of(right, weights({0, 1, 2}, true)), IsNoCause())
       << "no rank is right: nothing sets them apart";
 }
@@ -607,8 +609,8 @@ TEST(RunCauses, CopiesOfSomeRanksOfAGroupMayBePartial) {
     return judge(r, trace, options).findings.at(0).cause;
   };
 
-  EXPECT_THAT(cause(1),
-              IsCause(CauseId::kRankLocalPartial, {{"axis", "tp"}, {"copies", 2}, {"axes", "tp"}}));
+  EXPECT_THAT(cause(1), IsCause(CauseId::kRankLocalPartial,
+                                {{"axis", "tp"}, {"copies", 2}, {"axes", std::vector{"tp"}}}));
   EXPECT_THAT(cause(1.5), IsCause(CauseId::kRankLocal)) << "the sum is not the reference";
 }
 

@@ -15,6 +15,7 @@
 #include "core/base/error.h"
 #include "harness/causes/class_causes.h"
 #include "harness/causes/run_causes.h"
+#include "harness/ids/phrase.h"
 
 namespace isoshard::detail {
 namespace {
@@ -193,8 +194,7 @@ Squares squares_along(const Evidence& e, Axis axis) {
 Cause norm_of_other_squares(const Evidence& e, double actual) {
   constexpr double kNear = 1e-4, kUnexplained = 0.25;
   const double expected = e.whole.item();
-  const auto size = NamedValue::words(
-      "size", phrase(actual < expected ? PhraseId::kTooSmall : PhraseId::kTooLarge));
+  const NamedValue direction("direction", actual < expected ? "too small" : "too large");
   const auto is_that = [&](double squares) {
     const double norm = std::sqrt(squares);
     return is_near(actual, norm, kNear) &&
@@ -207,15 +207,15 @@ Cause norm_of_other_squares(const Evidence& e, double actual) {
     if (split == 0) continue;
     if (is_that(split + axis.degree * squares.replicated)) {
       return make_cause(CauseId::kReplicatedCountedOften,
-                        {size, {"degree", axis.degree}, {"axis", name_of(axis.axis)}});
+                        {direction, {"degree", axis.degree}, {"axis", name_of(axis.axis)}});
     }
     for (std::size_t r = 0; r < squares.split.size(); ++r) {
       if (is_that(squares.split[r] + squares.replicated)) {
         return make_cause(CauseId::kNormOfOneRank,
-                          {size, {"axis", name_of(axis.axis)}, {"coordinate", r}});
+                          {direction, {"axis", name_of(axis.axis)}, {"coordinate", r}});
       }
     }
-    if (is_that(split)) return make_cause(CauseId::kReplicatedLeftOut, {size});
+    if (is_that(split)) return make_cause(CauseId::kReplicatedLeftOut, {direction});
   }
   return {};
 }
@@ -249,7 +249,7 @@ Cause norm_of_another_kind(const Evidence& e, double actual) {
     of_ranks += std::sqrt(squares);
   }
   if (is_near(actual, of_ranks, kNear))
-    return make_cause(CauseId::kNormsAdded, {{"num_ranks", e.actual.ranks.size()}});
+    return make_cause(CauseId::kNormsAdded, {{"world_size", e.actual.ranks.size()}});
   for (const AxisDegree& axis : e.actual.mesh.axes()) {
     if (axis.degree == 1) continue;
     const Squares squares = squares_along(e, axis.axis);
@@ -257,7 +257,7 @@ Cause norm_of_another_kind(const Evidence& e, double actual) {
     for (const double split : squares.split) sum += std::sqrt(split + squares.replicated);
     if (is_near(actual, sum, kNear))
       return make_cause(CauseId::kNormsOfAxisAdded,
-                        {{"num_ranks", axis.degree}, {"axis", name_of(axis.axis)}});
+                        {{"degree", axis.degree}, {"axis", name_of(axis.axis)}});
   }
   return {};
 }

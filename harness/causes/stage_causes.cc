@@ -12,6 +12,7 @@
 
 #include "harness/causes/diagnosis.h"
 #include "harness/causes/run_causes.h"
+#include "harness/ids/phrase.h"
 #include "harness/verdict/neighbours.h"
 
 namespace isoshard::detail {

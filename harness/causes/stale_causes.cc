@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "harness/causes/class_causes.h"
+#include "harness/ids/phrase.h"
 
 namespace isoshard::detail {
 namespace {

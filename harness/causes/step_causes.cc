@@ -13,6 +13,7 @@
 
 #include "harness/causes/class_causes.h"
 #include "harness/causes/run_causes.h"
+#include "harness/ids/phrase.h"
 #include "harness/verdict/neighbours.h"
 
 namespace isoshard::detail {

@@ -11,6 +11,7 @@
 
 #include "harness/causes/class_causes.h"
 #include "harness/causes/run_causes.h"
+#include "harness/ids/phrase.h"
 #include "harness/trace/parts.h"
 #include "harness/trace/stage.h"
 #include "harness/verdict/neighbours.h"
@@ -323,8 +324,8 @@ Cause cause_in_update(const Evidence& e) {
   std::string before = phrase(PhraseId::kUpdate);
   NamedValues more;
   if (!e.result.differing_axes.empty()) {
-    const std::string axes = join_axes(e.result.differing_axes);
-    before = phrase(PhraseId::kCopiesDifferOver, {{"axes", axes}}) + before;
+    before =
+        phrase(PhraseId::kCopiesDifferOver, {{"axes", names_of(e.result.differing_axes)}}) + before;
     more = {
         NamedValue::words("on_ranks", phrase(PhraseId::kOnTheRanks, {{"ranks", e.bad_ranks()}}))};
   }

@@ -12,6 +12,7 @@
 
 #include "harness/causes/class_causes.h"
 #include "harness/causes/view/targets.h"
+#include "harness/ids/phrase.h"
 
 namespace isoshard::detail {
 namespace {

@@ -15,6 +15,7 @@
 
 #include "harness/causes/class_causes.h"
 #include "harness/causes/run_causes.h"
+#include "harness/ids/phrase.h"
 
 namespace isoshard::detail {
 namespace {
@@ -261,7 +262,7 @@ Cause cause_zeros(const Evidence& e) {
 
 Cause cause_differing_copies(const Evidence& e) {
   if (e.result.differing_axes.empty()) return {};
-  return make_cause(CauseId::kCopiesDiffer, {{"axes", join_axes(e.result.differing_axes)}});
+  return make_cause(CauseId::kCopiesDifferOverAxes, {{"axes", names_of(e.result.differing_axes)}});
 }
 
 }  // namespace isoshard::detail

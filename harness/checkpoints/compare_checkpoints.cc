@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <map>
 #include <memory>
 #include <sstream>
 #include <string_view>
@@ -17,10 +18,13 @@
 #include "harness/checkpoints/stored_causes.h"
 #include "harness/checkpoints/stored_checkpoint.h"
 #include "harness/checkpoints/tied_embeddings.h"
+#include "harness/ids/phrase.h"
 #include "harness/ids/rule.h"
+#include "harness/judge/first_cause.h"
 #include "harness/judge/judge.h"
 #include "harness/stats/tolerance.h"
 #include "harness/trace/parts.h"
+#include "harness/verdict/parts/first_bad_element.h"
 
 namespace isoshard {
 namespace {
@@ -126,7 +130,7 @@ class Comparison {
       NamedValues measured = {{"reference", name_of(reference.dtype)},
                               {"actual", name_of(actual.dtype)}};
       if (can_round(finer.dtype, coarser))
-        measured.push_back(NamedValue::words("hint", phrase(FindingPhraseId::kRoundingIsOffered)));
+        measured.push_back(NamedValue::words("hint", phrase(PhraseId::kRoundingIsOffered)));
       Finding finding =
           make_finding(key, words_of(key), FindingId::kStoredInOtherDtype, {}, std::move(measured));
       finding.confirmed = true;
@@ -223,23 +227,58 @@ class Comparison {
     return trace;
   }
 
-  /// Words of a stored state in the place of those of a step on ranks, and what this class found.
+  /// What the judge calls a tensor, and what it is called here.
+  using WordsByName = std::map<std::string, std::string>;
+
+  [[nodiscard]] WordsByName stored_words() const {
+    WordsByName words;
+    for (const StoredCheckpoint* side : {&reference_, &actual_}) {
+      for (const auto& [name, tensor] : side->tensors) {
+        const RecordKey key = key_of(name, tensor.kind);
+        words.emplace(describe(key), words_of(key));
+      }
+    }
+    return words;
+  }
+
+  /// A finding of the judge as one of stored tensors: without steps and ranks.
+  [[nodiscard]] Finding as_stored(const Finding& judged, const WordsByName& words) const {
+    FindingId id = judged.id;
+    NamedValues values = judged.values, measured = judged.measured;
+    if (id == FindingId::kMissing || id == FindingId::kExtra) {
+      const StoredCheckpoint& other = id == FindingId::kMissing ? actual_ : reference_;
+      id = FindingId::kNotInCheckpoint;
+      values = {{"checkpoint", other.path.string()}};
+    }
+    detail::leave_out_rank(measured);
+    Finding finding =
+        make_finding(judged.key, words_of(judged.key), id, std::move(values), std::move(measured));
+    finding.stage = judged.stage;
+    finding.confirmed = judged.confirmed;
+    set_cause(finding, judged.cause, words);
+    return finding;
+  }
+
+  static void set_cause(Finding& finding, Cause cause, const WordsByName& words) {
+    if (cause.empty()) return;
+    const auto of = std::ranges::find(cause.values, "of", &NamedValue::name);
+    const bool is_borrowed = of != cause.values.end();
+    if (is_borrowed) of->value = words.at(word_of(cause.values, "of"));
+    const std::string tensor = is_borrowed ? word_of(cause.values, "of") : words_of(finding.key);
+    finding.diagnosis = phrase(PhraseId::kCauseOf, {{"tensor", tensor}, {"cause", cause.text}});
+    if (is_borrowed)
+      finding.diagnosis = phrase(PhraseId::kOfAnotherTensor, {{"diagnosis", finding.diagnosis}});
+    finding.diagnosis += detail::words_of_shared(cause.values);
+    finding.cause = std::move(cause);
+  }
+
+  /// Stored tensors in the place of records of a step on ranks, and what this class found.
   void conclude(Verdict& verdict) {
+    const WordsByName words = stored_words();
     StoredCauses causes(reference_.tensors, actual_.tensors);
     std::size_t num_causes = 0;
     for (Finding& finding : verdict.findings) {
-      if (finding.id == FindingId::kMissing || finding.id == FindingId::kExtra) {
-        const StoredCheckpoint& other = finding.id == FindingId::kMissing ? actual_ : reference_;
-        Finding lacking = make_finding(finding.key, FindingId::kNotInCheckpoint,
-                                       {{"checkpoint", other.path.string()}});
-        finding.id = lacking.id;
-        finding.values = std::move(lacking.values);
-        finding.what = std::move(lacking.what);
-      }
-      in_words(finding.what, finding.key);
-      in_words(finding.diagnosis, finding.key);
-      replace(finding.evidence, "; first on rank 0 at ", "; first at ");
-      finding.ranks.clear();
+      finding = as_stored(finding, words);
       if (num_causes++ >= kMaxCauses) continue;
       if (Cause cause = causes.cause_of(finding.key.name); !cause.empty()) {
         finding.diagnosis = cause.text;
@@ -248,10 +287,7 @@ class Comparison {
     }
     for (std::vector<std::string>* list :
          {&verdict.missing, &verdict.extra, &verdict.not_recorded}) {
-      for (std::string& text : *list) {
-        replace(text, "parameter after step ", "weight ");
-        replace(text, " (step 0)", "");
-      }
+      for (std::string& name : *list) name = words.at(name);
     }
     if (!findings_.empty()) {
       verdict.findings.insert(verdict.findings.begin(), findings_.begin(), findings_.end());
@@ -278,17 +314,6 @@ class Comparison {
       }
     }
     verdict.notes.insert(verdict.notes.end(), notes_.begin(), notes_.end());
-  }
-
-  static void replace(std::string& text, std::string_view from, std::string_view to) {
-    for (std::size_t at = text.find(from); at != std::string::npos;
-         at = text.find(from, at + to.size()))
-      text.replace(at, from.size(), to);
-  }
-
-  void in_words(std::string& text, const RecordKey& key) const {
-    replace(text, describe(key), words_of(key));
-    replace(text, subject_of(key), words_of(key));
   }
 
   void note_zeros(const Verdict& verdict) {

@@ -27,6 +27,7 @@ using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
 using testing::SizeIs;
+using testing::StartsWith;
 using testing::ThrowsMessage;
 
 constexpr const char* kQ = "model.layers.0.self_attn.q_proj.weight";
@@ -81,6 +82,23 @@ TEST_F(CompareCheckpoints, OneChangedElementIsFoundWithItsPlaceAndValues) {
   EXPECT_THAT(verdict.findings[0],
               FindingIs(FindingId::kDiffers,
                         {{"unequal", 1}, {"elements", 16}, {"index", std::vector{1, 2}}}));
+}
+
+TEST_F(CompareCheckpoints, FindingsAreOfStoredTensorsAndNotOfRanksInSteps) {
+  const Verdict verdict = judged([](Tensors& t) {
+    for (const char* const name : {kQ, kK})
+      for (std::size_t i = 0; i < 16; ++i) value(at(t, name), i) *= 2;
+  });
+
+  ASSERT_THAT(verdict.findings, SizeIs(2));
+  const Finding& first = verdict.findings[0];
+  const std::string place = std::string("weight ") + kK;
+  EXPECT_THAT(first.what, StartsWith(place + ": "));
+  EXPECT_THAT(first.diagnosis, StartsWith(place + ": "));
+  EXPECT_EQ(find_value(first.measured, "rank"), nullptr);
+  EXPECT_NE(find_value(first.measured, "index"), nullptr);
+  EXPECT_THAT(first.cause, IsCause(CauseId::kScale, {{"scale", 2}, {"same", 2}, {"same_of", 6}}));
+  EXPECT_THAT(first.ranks, IsEmpty());
 }
 
 TEST_F(CompareCheckpoints, OneChangedElementOfOptimizerStateIsFound) {

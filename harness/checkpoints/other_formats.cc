@@ -10,6 +10,7 @@
 #include "core/base/error.h"
 #include "core/io/json.h"
 #include "harness/checkpoints/stored_checkpoint.h"
+#include "harness/ids/rule.h"
 
 namespace isoshard::detail {
 namespace {
@@ -60,18 +61,15 @@ std::string convert_command(const fs::path& path) {
 
 void refuse_other_checkpoints(const fs::path& path) {
   std::error_code ignored;
-  if (!fs::exists(path, ignored))
-    throw FileError(fmt::format("{}: there is no such file or folder", path.string()));
-  const auto refuse = [&](std::string_view what) {
-    throw FileError(
-        fmt::format("{}: is {}, which this program does not read. Convert it with `{}`, or compare "
-                    "with the command `isoshard` of the Python package, which converts by itself",
-                    path.string(), what, convert_command(path)));
+  if (!fs::exists(path, ignored)) refuse(path, RuleId::kNoFile);
+  const auto refuse_format = [&](std::string_view format) {
+    refuse(path, RuleId::kCheckpointToConvert,
+           {{"format", format}, {"command", convert_command(path)}});
   };
   if (fs::is_directory(path, ignored)) {
-    if (const std::string format = format_of_folder(path); !format.empty()) refuse(format);
+    if (const std::string format = format_of_folder(path); !format.empty()) refuse_format(format);
   } else if (is_pickle(path)) {
-    refuse("a pickle (it can run code)");
+    refuse_format("a pickle (it can run code)");
   }
 }
 
@@ -82,10 +80,7 @@ bool is_own_checkpoint(const fs::path& folder) {
   const nlohmann::json content = read_json_file(manifest);
   if (!content.is_object()) return false;
   if (content.contains("run") && content.contains("steps"))
-    throw FileError(
-        fmt::format("{}: is the manifest of a bundle, not of a checkpoint; compare bundles without "
-                    "--checkpoint",
-                    manifest.string()));
+    refuse(manifest, RuleId::kBundleForCheckpoint);
   return content.contains("streams") && content.contains("tensors");
 }
 

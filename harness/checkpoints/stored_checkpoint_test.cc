@@ -14,6 +14,7 @@
 #include "core/base/sha256.h"
 #include "core/io/raw_safetensors.h"
 #include "harness/checkpoints/checkpoint_files_for_tests.h"
+#include "harness/testing/said_matchers.h"
 #include "harness/testing/test_folder.h"
 
 namespace isoshard {
@@ -227,7 +228,9 @@ TEST_F(MalformedCheckpoints, IndexesThatDoNotFitTheirFilesAreRefused) {
 TEST_F(OtherCheckpoints, AreRefusedWithTheCommandThatConvertsThem) {
   const auto expect_converted = [&](const std::string& path, const std::string& what) {
     expect_refused(folder_ / path, path, what);
-    expect_refused(folder_ / path, path, "python -m isoshard convert");
+    EXPECT_THAT([&] { (void)open_checkpoint(folder_ / path); },
+                RefusesBy<FileError>(RuleId::kCheckpointToConvert,
+                                     {{"command", detail::convert_command(folder_ / path)}}));
   };
   write_text(folder_ / "dcp/.metadata", "x");
   write_text(folder_ / "megatron/metadata.json", "{}");
@@ -253,7 +256,10 @@ TEST_F(OtherCheckpoints, AreRefusedWithTheCommandThatConvertsThem) {
 TEST_F(OtherCheckpoints, ABundleIsNamedSo) {
   write_text(folder_ / "run/manifest.json", R"({"schema": 2, "run": "a", "steps": [0]})");
 
-  expect_refused(folder_ / "run", "manifest.json", "is the manifest of a bundle");
+  EXPECT_THAT([&] { (void)open_checkpoint(folder_ / "run"); },
+              RefusesBy<FileError>(RuleId::kBundleForCheckpoint));
+  EXPECT_THAT([&] { (void)open_checkpoint(folder_ / "absent"); },
+              RefusesBy<FileError>(RuleId::kNoFile));
 }
 
 }  // namespace

@@ -64,7 +64,7 @@ bool has_other_ranks(const fs::path& bundle) {
 bool is_of_one_process(const fs::path& bundle, const nlohmann::json& manifest) {
   if (!manifest.contains("mesh") || !manifest.at("mesh").is_array())
     refuse(bundle / "manifest.json", RuleId::kFileForm,
-           {{"problem", "\"mesh\" must be a list of axes"}});
+           {NamedValue::words("problem", "\"mesh\" must be a list of axes")});
   for (const nlohmann::json& axis : manifest.at("mesh")) {
     if (!axis.is_object() || !axis.contains("degree") || axis.at("degree") != 1) return false;
   }
@@ -92,7 +92,8 @@ std::vector<DumpedRun> runs_in(const fs::path& folder, std::vector<NotJudged>& n
     }
     const nlohmann::json json = read_json_file(manifest);
     if (!json.is_object() || !json.contains("subject") || !json.at("subject").is_string())
-      refuse(manifest, RuleId::kFileForm, {{"problem", "\"subject\" must be a string"}});
+      refuse(manifest, RuleId::kFileForm,
+             {NamedValue::words("problem", "\"subject\" must be a string")});
     runs.push_back({path, json.at("subject").get<std::string>(), is_of_one_process(path, json),
                     parse_run_settings(
                         json.contains("settings") ? json.at("settings").dump() : "{}", manifest)});

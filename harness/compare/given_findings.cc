@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <ranges>
+#include <span>
 #include <tuple>
 #include <utility>
 #include <variant>
@@ -43,52 +44,74 @@ NamedValue value_of(const std::string& name, const json& given, const std::files
   return {name, detail::text_field(json{{"value", given}}, "value", file)};
 }
 
-/// Findings that another program may make. Only the judge makes the others.
-constexpr FindingId kGivenIds[] = {FindingId::kGiven, FindingId::kSamplesNotShared,
-                                   FindingId::kEqualInputs, FindingId::kOtherNumberOfCalls};
+/// Ids that another program may give. Only the judge gives the others.
+constexpr FindingId kGivenFindings[] = {FindingId::kGiven, FindingId::kSamplesNotShared,
+                                        FindingId::kEqualInputs, FindingId::kOtherNumberOfCalls};
+constexpr CauseId kGivenCauses[] = {CauseId::kGivenCause,        CauseId::kNoDataSampler,
+                                    CauseId::kOtherMicroBatches, CauseId::kOwnSamplesOnEachRank,
+                                    CauseId::kBatchStatistics,   CauseId::kMeanOfOwnLabels};
 
-/// Errors   FileError if the text of the id has a value that is not given.
-void require_values(FindingId id, const NamedValues& values, const std::filesystem::path& file) {
-  const std::string_view text = row_of(id).text;
-  for (std::size_t open = text.find('{'); open != text.npos; open = text.find('{', open + 1)) {
-    const std::string_view name = text.substr(open + 1, text.find('}', open) - open - 1);
-    if (find_value(values, name) == nullptr)
-      detail::refuse_form(
-          file, fmt::format("a finding \"{}\" must have the value \"{}\"", name_of(id), name));
-  }
-}
+template <TabledId Id>
+struct GivenId {
+  Id id;
+  NamedValues values;
+};
 
-/// {"id": ..., "numbers": {...}, "words": {...}} with an id of kGivenIds.
-Finding finding_by_id(const RecordKey& key, const json& given, const std::filesystem::path& file) {
+/// {"id": ..., "numbers": {...}, "words": {...}} with one of these ids.
+///
+/// Errors   FileError if it is another one, or its text has a value that is not given.
+template <TabledId Id>
+GivenId<Id> id_of(const json& given, std::span<const Id> known, const std::filesystem::path& file) {
   const auto name = detail::text_field(given, "id", file);
-  const std::optional<FindingId> id = find_id<FindingId>(name);
-  if (!id.has_value() || std::ranges::find(kGivenIds, *id) == std::end(kGivenIds))
+  const std::optional<Id> id = find_id<Id>(name);
+  if (!id.has_value() || std::ranges::find(known, *id) == known.end())
     detail::refuse_form(
         file,
         fmt::format(
-            "the \"id\" of a given finding must be one of {}, got '{}'",
-            fmt::join(kGivenIds | std::views::transform([](FindingId one) { return name_of(one); }),
-                      ", "),
+            "the \"id\" of a given {} must be one of {}, got '{}'", kind_of(Id()),
+            fmt::join(known | std::views::transform([](Id one) { return name_of(one); }), ", "),
             printable(name)));
-  NamedValues values;
+  GivenId<Id> made{*id, {}};
   for (const char* const part : {"numbers", "words"}) {
     const json of_part = given.contains(part) ? given.at(part) : json::object();
     if (!of_part.is_object())
-      detail::refuse_form(file, fmt::format("\"{}\" of a finding must be an object", part));
+      detail::refuse_form(file,
+                          fmt::format("\"{}\" of a {} must be an object", part, kind_of(Id())));
     for (const auto& [value_name, value] : of_part.items())
-      values.push_back(value_of(value_name, value, file));
+      made.values.push_back(value_of(value_name, value, file));
   }
-  require_values(*id, values, file);
-  return make_finding(key, *id, std::move(values));
+  for (const Placeholder& place : placeholders_in(row_of(*id).text)) {
+    if (find_value(made.values, place.name) == nullptr)
+      detail::refuse_form(file, fmt::format("a {} \"{}\" must have the value \"{}\"", kind_of(Id()),
+                                            name_of(*id), place.name));
+  }
+  return made;
+}
+
+/// Of an id with values, or of words: then the id is that of words of other programs. None if there
+/// are no words.
+Cause cause_of(const json& entry, const char* field, const std::filesystem::path& file) {
+  if (entry.contains(field) && entry.at(field).is_object()) {
+    auto [id, values] = id_of<CauseId>(entry.at(field), kGivenCauses, file);
+    return make_cause(id, std::move(values));
+  }
+  std::string words = detail::text_field(entry, field, file);
+  if (words.empty()) return {};
+  return make_cause(CauseId::kGivenCause, {NamedValue::words("problem", words)});
 }
 
 Finding finding_of(const json& entry, const std::filesystem::path& file) {
   const RecordKey key = detail::key_of(entry, {}, file);
-  Finding finding = entry.contains("finding")
-                        ? finding_by_id(key, entry.at("finding"), file)
-                        : make_finding(key, FindingId::kGiven,
-                                       {{"problem", detail::text_field(entry, "what", file)}});
-  finding.diagnosis = detail::text_field(entry, "cause", file);
+  Finding finding;
+  if (entry.contains("finding")) {
+    auto [id, values] = id_of<FindingId>(entry.at("finding"), kGivenFindings, file);
+    finding = make_finding(key, id, std::move(values));
+  } else {
+    finding = make_finding(key, FindingId::kGiven,
+                           {NamedValue::words("problem", detail::text_field(entry, "what", file))});
+  }
+  finding.cause = cause_of(entry, "cause", file);
+  finding.diagnosis = finding.cause.text;
   for (const std::int64_t rank : detail::field<Shape>(entry, "ranks", file))
     finding.ranks.push_back(static_cast<int>(rank));
   return finding;
@@ -125,14 +148,17 @@ auto place_of(const RecordKey& key, const Verdict& verdict) {
   return std::tuple(key.step, stage_of(key), found - verdict.tensors.begin());
 }
 
-void add_cause(const GivenCause& cause, Verdict& verdict) {
+void add_cause(const GivenCause& given, Verdict& verdict) {
   Finding& first = verdict.findings.front();
-  if (place_of(first.key, verdict) < place_of(cause.key, verdict)) {
+  const Cause& cause = given.cause;
+  if (cause.empty()) return;
+  if (place_of(first.key, verdict) < place_of(given.key, verdict)) {
     verdict.notes.push_back("a possible cause of later findings: " + cause.text);
     return;
   }
   first.diagnosis =
       first.diagnosis.empty() ? cause.text : fmt::format("{}; {}", cause.text, first.diagnosis);
+  first.cause = cause;
   verdict.reason += "; likely cause: " + cause.text;
 }
 
@@ -147,8 +173,8 @@ GivenFindings read_given_findings(const std::filesystem::path& file) {
   for (const json& entry : detail::field<json>(content, "findings", file))
     given.findings.push_back(finding_of(entry, file));
   for (const json& entry : detail::field<json>(content, "causes", file))
-    given.causes.push_back(
-        {detail::key_of(entry, {}, file), detail::text_field(entry, "text", file)});
+    given.causes.push_back({detail::key_of(entry, {}, file),
+                            cause_of(entry, entry.contains("cause") ? "cause" : "text", file)});
   return given;
 }
 

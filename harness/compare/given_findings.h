@@ -13,7 +13,7 @@ namespace isoshard {
 /// Why a run may diverge although its parallelism is right.
 struct GivenCause {
   RecordKey key;  ///< the tensor where it shows first; it explains no finding before that one
-  std::string text;
+  Cause cause;
 };
 
 struct GivenFindings {

@@ -12,6 +12,7 @@
 #include "core/base/error.h"
 #include "harness/compare/compare.h"
 #include "harness/report/formats/report_formats.h"
+#include "harness/testing/is_cause.h"
 #include "harness/testing/said_matchers.h"
 #include "harness/testing/test_folder.h"
 
@@ -104,7 +105,9 @@ TEST(GivenFindings, KeepTheirOrder) {
 
 TEST(GivenCauses, ExplainOnlyARunThatDivergesAndNothingBeforeTheirTensor) {
   GivenFindings given;
-  given.causes = {{.key = {0, RecordKind::kActivation, "norm", 0}, .text = "BatchNorm"}};
+  given.causes = {
+      {.key = {0, RecordKind::kActivation, "norm", 0},
+       .cause = make_cause(CauseId::kBatchStatistics, {{"module", "norm"}, {"modules", 1}})}};
   Verdict right = verdict_of(Status::kConforms);
   Verdict there = diverging_at(RecordKind::kActivation, "norm");
   Verdict before = diverging_at(RecordKind::kActivation, "embed");
@@ -113,7 +116,9 @@ TEST(GivenCauses, ExplainOnlyARunThatDivergesAndNothingBeforeTheirTensor) {
 
   EXPECT_EQ(right.status, Status::kConforms);
   EXPECT_TRUE(right.notes.empty());
-  EXPECT_EQ(there.findings.front().diagnosis, "BatchNorm; scale 2");
+  EXPECT_EQ(there.findings.front().diagnosis, given.causes[0].cause.text + "; scale 2");
+  EXPECT_THAT(there.findings.front().cause, IsCause(CauseId::kBatchStatistics, {{"modules", 1}}));
+  EXPECT_THAT(before.findings.front().cause, IsNoCause());
   EXPECT_EQ(before.findings.front().diagnosis, "scale 2");
   EXPECT_EQ(before.notes.size(), 1U);
 }
@@ -133,6 +138,7 @@ TEST(GivenFindings, AreReadFromAFile) {
   EXPECT_EQ(given.findings[0].stage, Stage::kDataIds);
   EXPECT_THAT(given.findings[0], FindingIs(FindingId::kGiven, {{"problem", "is whole"}}));
   EXPECT_EQ(given.findings[0].diagnosis, "no sampler");
+  EXPECT_THAT(given.findings[0].cause, IsCause(CauseId::kGivenCause));
   EXPECT_THAT(given.findings[0].ranks, testing::ElementsAre(0, 3));
   ASSERT_EQ(given.causes.size(), 1U);
   EXPECT_EQ(given.causes[0].key.kind, RecordKind::kScalar);
@@ -142,7 +148,8 @@ TEST(GivenFindings, MayHaveAnIdAndValuesInPlaceOfWords) {
   const TestFolder folder;
   const auto path = folder / "findings.json";
   std::ofstream(path) << R"({"schema": 1, "causes": [],
-      "findings": [{"step": 1, "kind": "data_id", "name": "ids", "cause": "", "ranks": [0, 1],
+      "findings": [{"step": 1, "kind": "data_id", "name": "ids", "ranks": [0, 1],
+                    "cause": {"id": "own_samples_on_each_rank", "numbers": {"samples": 16}},
                     "finding": {"id": "samples_not_shared",
                                 "numbers": {"samples": 8, "having": 2, "data_ranks": 2}}},
                    {"step": 1, "kind": "data_id", "name": "ids", "cause": "", "ranks": [0, 1],
@@ -155,6 +162,8 @@ TEST(GivenFindings, MayHaveAnIdAndValuesInPlaceOfWords) {
       testing::ElementsAre(FindingIs(FindingId::kSamplesNotShared,
                                      {{"samples", 8}, {"having", 2}, {"data_ranks", 2}}),
                            FindingIs(FindingId::kEqualInputs, {{"ranks", std::vector{0, 1}}})));
+  EXPECT_THAT(given.findings[0].cause, IsCause(CauseId::kOwnSamplesOnEachRank, {{"samples", 16}}));
+  EXPECT_THAT(given.findings[1].cause, IsNoCause());
 }
 
 TEST(GivenFindings, ThatAreMalformedAreRefused) {
@@ -171,6 +180,10 @@ TEST(GivenFindings, ThatAreMalformedAreRefused) {
             "ranks": [0], "finding": {"id": "equal_inputs", "numbers": {}}}]})",
         R"({"schema": 1, "causes": [], "findings": [{"kind": "data_id", "name": "x", "cause": "",
             "ranks": [0], "finding": {"id": "differs_from_reference"}}]})",
+        R"({"schema": 1, "findings": [], "causes": [{"kind": "scalar", "name": "x", "step": 0,
+            "cause": {"id": "scale", "numbers": {"scale": 2}}}]})",
+        R"({"schema": 1, "findings": [], "causes": [{"kind": "scalar", "name": "x", "step": 0,
+            "cause": {"id": "batch_statistics", "numbers": {"modules": 1}}}]})",
         R"({"schema": 1, "causes": [], "findings": [{"kind": "data_id", "name": "x"}]})"}) {
     std::ofstream(path, std::ios::trunc) << text;
     EXPECT_THAT([&] { (void)read_given_findings(path); },

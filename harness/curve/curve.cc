@@ -14,6 +14,7 @@
 #include "core/base/atomic_file.h"
 #include "core/base/error.h"
 #include "core/base/reference_name.h"
+#include "harness/ids/rule.h"
 
 namespace isoshard {
 namespace {
@@ -75,18 +76,15 @@ std::vector<Curve> read_curves(const std::filesystem::path& folder) {
   if (error)
     throw FileError(
         fmt::format("{}: cannot be read as a folder: {}", folder.string(), error.message()));
-  if (paths.empty())
-    throw FileError(
-        fmt::format("{}: has no loss_*.json; isoshard train --output-dir {} writes them",
-                    folder.string(), folder.string()));
+  if (paths.empty()) refuse(folder, RuleId::kNoCurves, {{"folder", folder.string()}});
   std::sort(paths.begin(), paths.end());
   std::vector<Curve> curves;
   for (const auto& path : paths) {
     curves.push_back(read_curve(path));
     for (std::size_t i = 0; i + 1 < curves.size(); ++i) {
       if (curves[i].subject == curves.back().subject)
-        throw FileError(fmt::format("{}: duplicate curve of {}, which {} holds, too", path.string(),
-                                    curves[i].subject, paths[i].string()));
+        refuse(path, RuleId::kCurveTwice,
+               {{"subject", curves[i].subject}, {"other", paths[i].string()}});
     }
   }
   std::stable_partition(curves.begin(), curves.end(),

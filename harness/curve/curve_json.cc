@@ -13,11 +13,11 @@
 #include <string_view>
 #include <utility>
 
-#include "core/base/error.h"
 #include "core/base/hex_float.h"
 #include "core/base/reference_name.h"
 #include "core/io/json.h"
 #include "harness/curve/curve.h"
+#include "harness/ids/rule.h"
 
 namespace isoshard {
 namespace {
@@ -71,7 +71,7 @@ class Reader {
   explicit Reader(const std::filesystem::path& origin) : origin_(origin) {}
 
   [[noreturn]] void refuse(std::string_view what) const {
-    throw FileError(fmt::format("{}: {}", origin_.string(), what));
+    isoshard::refuse(origin_, RuleId::kFileForm, {NamedValue::words("problem", what)});
   }
 
   const nlohmann::json& member(const nlohmann::json& object, const std::string& key,

@@ -14,6 +14,7 @@
 #include "core/base/error.h"
 #include "core/base/hex_float.h"
 #include "harness/bundle/run_settings.h"
+#include "harness/ids/rule.h"
 
 namespace isoshard {
 namespace {
@@ -266,9 +267,9 @@ std::vector<CurveSpread> spreads_of(const Curve& reference, const std::vector<Cu
   std::vector<CurveSpread> spreads(reference.steps.size());
   for (const Curve& run : runs) {
     if (run.steps.size() != reference.steps.size())
-      throw UsageError(
-          fmt::format("a perturbed run must have the {} steps of the reference, got {}",
-                      reference.steps.size(), run.steps.size()));
+      throw Refused<UsageError>(
+          said(RuleId::kPerturbedCurveSteps,
+               {{"steps", reference.steps.size()}, {"got", run.steps.size()}}));
     for (std::size_t i = 0; i < spreads.size(); ++i)
       spreads[i] = larger(spreads[i], difference(reference.steps[i], run.steps[i]));
   }
@@ -311,18 +312,20 @@ std::vector<std::string> differing_settings(const Curve& reference, const Curve&
 void refuse_different_settings(const Curve& reference, const Curve& actual) {
   if (!reference.steps.empty() && !actual.steps.empty() &&
       reference.steps.front().step != actual.steps.front().step) {
-    throw UsageError(
-        fmt::format("{} begins with step {}, {} with step {}: resume both from one checkpoint",
-                    label_of(reference), reference.steps.front().step, label_of(actual),
-                    actual.steps.front().step));
+    throw Refused<UsageError>(
+        said(RuleId::kCurvesBeginElsewhere, {{"reference", label_of(reference)},
+                                             {"first", reference.steps.front().step},
+                                             {"actual", label_of(actual)},
+                                             {"other", actual.steps.front().step}}));
   }
   const std::vector<std::string> lines = differing_settings(reference, actual);
   if (lines.empty()) return;
-  throw UsageError(
-      fmt::format("{} and {} ran with different settings, so their curves cannot be expected to "
-                  "agree (allow it with "
-                  "--allow-different-settings); reference is the first, actual the second:\n  {}",
-                  label_of(reference), label_of(actual), fmt::join(lines, "\n  ")));
+  throw Refused<UsageError>(
+      said(RuleId::kCurveSettingsDiffer,
+           {{"reference", label_of(reference)},
+            {"actual", label_of(actual)},
+            {"settings", lines},
+            NamedValue::words("differences", fmt::format("{}", fmt::join(lines, "\n  ")))}));
 }
 
 }  // namespace isoshard

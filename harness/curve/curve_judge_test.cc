@@ -11,6 +11,7 @@
 #include "core/base/error.h"
 #include "core/base/hex_float.h"
 #include "harness/curve/curve_statistics.h"
+#include "harness/testing/said_matchers.h"
 
 namespace isoshard {
 namespace {
@@ -178,7 +179,8 @@ TEST(CurveJudge, SpreadIsTheLargestDifferenceOfAnyRun) {
   EXPECT_EQ(spreads[0].loss, 0);
   Curve shorter = moved(0, 0);
   shorter.steps.pop_back();
-  EXPECT_THROW((void)spreads_of(judging_reference(), {shorter}), UsageError);
+  EXPECT_THAT([&] { (void)spreads_of(judging_reference(), {shorter}); },
+              RefusesBy<UsageError>(RuleId::kPerturbedCurveSteps));
 }
 
 TEST(CurveSettings, DifferencesAreRefusedByNameAndValue) {
@@ -211,7 +213,8 @@ TEST(CurveSettings, OtherInitialWeightsOrBatchesAreRefused) {
     second.fingerprint[std::string(key)] = "bbbb";
 
     EXPECT_THAT(differing_settings(first, second), testing::ElementsAre(HasSubstr(words)));
-    EXPECT_THROW(refuse_different_settings(first, second), UsageError);
+    EXPECT_THAT([&] { refuse_different_settings(first, second); },
+                RefusesBy<UsageError>(RuleId::kCurveSettingsDiffer));
   }
 }
 

@@ -13,6 +13,7 @@
 #include "core/base/error.h"
 #include "core/base/hex_float.h"
 #include "harness/curve/curve_judge.h"
+#include "harness/testing/said_matchers.h"
 #include "harness/testing/test_folder.h"
 
 namespace isoshard {
@@ -22,7 +23,6 @@ using nlohmann::json;
 using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
-using testing::ThrowsMessage;
 
 Curve small_curve() {
   Curve curve;
@@ -97,7 +97,7 @@ TEST(CurveFile, OfAResumedRunBeginsWhereItWentOnAndIsComparedWithSuchARunOnly) {
   EXPECT_EQ(parse_curve(curve_text(rest), "loss_x.json").steps.front().step, 1);
   EXPECT_NO_THROW(refuse_different_settings(rest, rest));
   EXPECT_THAT([&] { refuse_different_settings(whole, rest); },
-              ThrowsMessage<UsageError>(HasSubstr("begins with step 0")));
+              RefusesBy<UsageError>(RuleId::kCurvesBeginElsewhere, {{"first", 0}, {"other", 1}}));
 }
 
 TEST(CurveFile, RefusesADecimalThatIsNotItsHexFloat) {
@@ -128,6 +128,8 @@ TEST(CurveFile, RefusesWhatIsNoCurve) {
               HasSubstr("losses of the 5 dp ranks of its mesh, got 2"));
   EXPECT_THAT(refusal(curve, [](json& j) { j["settings"] = "sgd"; }),
               HasSubstr("settings must be an object"));
+  EXPECT_THAT([] { (void)parse_curve("[]", "loss_x.json"); },
+              RefusesBy<FileError>(RuleId::kFileForm));
   EXPECT_THROW((void)parse_curve("[1, 2", "loss_x.json"), FileError);
 }
 
@@ -150,12 +152,13 @@ TEST(CurveFile, FolderIsReadWithTheReferenceFirst) {
 
 TEST(CurveFile, FolderWithoutCurvesOrWithOneTwiceIsRefused) {
   const TestFolder folder;
-  EXPECT_THROW((void)read_curves(folder.path()), FileError);
+  EXPECT_THAT([&] { (void)read_curves(folder.path()); }, RefusesBy<FileError>(RuleId::kNoCurves));
   EXPECT_THROW((void)read_curves(folder / "absent"), FileError);
   write_curve(folder / "loss_a.json", small_curve());
   write_curve(folder / "loss_b.json", small_curve());
 
-  EXPECT_THROW((void)read_curves(folder.path()), FileError);
+  EXPECT_THAT([&] { (void)read_curves(folder.path()); },
+              RefusesBy<FileError>(RuleId::kCurveTwice, {{"subject", small_curve().subject}}));
 }
 
 TEST(CurveFile, LabelNamesTheDegrees) {

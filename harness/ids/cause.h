@@ -10,27 +10,246 @@
 
 namespace isoshard {
 
-/// One id for each row of cause_texts.inc. Ids are stable: reports, tests and the fault catalog use
-/// their names.
+/// Ids are stable: reports, tests and the fault catalog use their names. Texts are in cause.cc.
 enum class CauseId : std::uint16_t {
   kNone,
-#define ISOSHARD_CAUSE(id, name, text) id,
-#define ISOSHARD_PHRASE(id, text)
-#include "harness/ids/cause_texts.inc"
-#undef ISOSHARD_CAUSE
-#undef ISOSHARD_PHRASE
+  // one factor, one offset, one rank's share
+  kScale,
+  kScaleNearOne,
+  kScaleOfFormula,
+  kClippingNotApplied,
+  kClippedTwice,
+  kScaledUpToLimit,
+  kClippedByOtherNorm,
+  kRankLocalPartial,
+  kRankLocal,
+  kMeanOfShards,
+  kConstantOffset,
+  kSameRowAdded,
+  kZeros,
+  kCopiesDifferOverAxes,
+  kValuesNotFinite,
+  // accumulation
+  kLargestPart,
+  kSmallestPart,
+  kSumRoundedBetween,
+  // attention
+  kCausalMaskShowsNextToken,
+  kCausalMaskHidesOwnToken,
+  kCausalMaskShowsAllTokens,
+  kCpChunksInWrongOrder,
+  kOwnQueriesOnly,
+  kKvHeadsInTurn,
+  kScoresScaledByRoot,
+  kScoresScaledByRatio,
+  // data
+  kIdsOfEarlierStep,
+  kIdsTooLarge,
+  kIdsTooSmall,
+  kIdsMiscounted,
+  kFlagOutOfRange,
+  kFlagWrongOnEveryRank,
+  kFlagNotReduced,
+  kLossScaleAfterOverflow,
+  kLossScaleChangedTwice,
+  kLossScaleWithoutOverflow,
+  // factor
+  kFactorPerRank,
+  kFactorPerRankOfFormula,
+  kScaledByRankPlusOne,
+  kDividesByOwnCount,
+  kWeightedByOwnCount,
+  kSummandFactors,
+  // micro-batches
+  kMicroBatchMissing,
+  kMicroBatchRankLocal,
+  kPiecesRankLocal,
+  kMicroBatchWeights,
+  kTiedUseMissing,
+  // moved
+  kSlicesRepeated,
+  kSlicesShifted,
+  kSlicesPermuted,
+  kTokensElsewhere,
+  kValuesOfOtherRanks,
+  kTokensPermutedBetweenSamples,
+  kSameValuesElsewhere,
+  // norm
+  kSquaresLeftOut,
+  kSquaresCountedTwice,
+  kSquaresOfCopiesCounted,
+  // part
+  kPartNotReached,
+  // read
+  kStaleParametersRead,
+  kParametersOfAnother,
+  kPredecessorPadding,
+  kOneMaskForSamples,
+  kOneMaskForTokens,
+  kOneMaskForPlaces,
+  kGradientOfOtherActivation,
+  kValuesOfOtherTensor,
+  kWrongValuesOfOtherTensor,
+  // resume
+  kOptimizerStatesSwapped,
+  kOptimizerStateOfOther,
+  kOptimizerStateOfOtherKind,
+  kMasksOfOtherRank,
+  kSamplerAhead,
+  kSamplerBehind,
+  kUpdatesMiscounted,
+  kMasksOfOtherStep,
+  kOtherMaskSeed,
+  // rounding
+  kRounded,
+  kSummandsRounded,
+  kMultipliedWithReciprocal,
+  kNotMultipliedWithReciprocal,
+  kMicroBatchSumsRounded,
+  kMastersCutOff,
+  // rule
+  kMomentWithOtherFactors,
+  kMomentWithOtherBeta,
+  kEpsInsideRoot,
+  kEpsInsideUncorrectedRoot,
+  kRootMissing,
+  kFirstMomentUncorrected,
+  kSecondMomentUncorrected,
+  kMomentsUncorrected,
+  kCorrectionOfOtherUpdate,
+  kOtherEps,
+  kDecayBehindStep,
+  kStepNotSkipped,
+  kStateOfSkippedStep,
+  kUntrainedChanged,
+  kUntrainedDecayed,
+  kUntrainedScaled,
+  // scalar
+  kValidTokensElsewhere,
+  kFewerValidTokens,
+  kMoreValidTokens,
+  kIdsInOtherOrder,
+  kIdsRepeated,
+  kMeanOfRankMeans,
+  kReplicatedCountedOften,
+  kNormOfOneRank,
+  kReplicatedLeftOut,
+  kLargestElement,
+  kNormSquared,
+  kNormsAdded,
+  kNormsOfAxisAdded,
+  kSquaresNotSummed,
+  kPaddingInSoftmax,
+  kOffsetOfDegree,
+  kOffsetOfWidths,
+  kDividedByOtherCount,
+  kRateOfOtherStep,
+  // softmax
+  kOwnLargestLogit,
+  kTargetsInFirstColumnLost,
+  kTargetsInLastColumnLost,
+  kExponentialsOfRankRounded,
+  kExponentialsRounded,
+  kLogarithmRounded,
+  kSmoothingOverPadding,
+  // stage
+  kBackwardReadsEarlierWeight,
+  kBackwardReadsOtherWeight,
+  kBackwardReadsZerosInPart,
+  kBackwardReadsMovedParts,
+  kBackwardReadsZeros,
+  kNothingDropped,
+  kModuleFrozen,
+  kOutputDetached,
+  kInputBufferReused,
+  kWrongBetweenStages,
+  kReceivedOther,
+  // stale
+  kStaleBySteps,
+  kMicroBatchOfStepBefore,
+  kValuesOfMicroBatch,
+  kMasksOfMicroBatch,
+  kMasksOfMicroBatches,
+  kMasksOfSamples,
+  kNotCleared,
+  // step
+  kNotUpdated,
+  kAsBeforeStep,
+  kRowsNotUpdated,
+  kColumnsNotUpdated,
+  kRunNotUpdated,
+  kElementsNotUpdated,
+  kDecayWithRateOfSettings,
+  kDecayWithRateOfStep,
+  kDecayWithoutRate,
+  kDecayLeftOut,
+  kDecayAppliedTwice,
+  kDecayAppliedTimes,
+  // tensor
+  kPartsOutOfOrder,
+  kShardsOfOtherRank,
+  kCutAsOneBlock,
+  kCutAsOneWithOther,
+  kNotSlices,
+  kUpdateWithRateOfStep,
+  kSamplesMissing,
+  kInputSideOnly,
+  kMixedDtypes,
+  kStateInOtherDtype,
+  kMastersInOtherDtype,
+  kParameterValuesAdded,
+  kParameterAddedTimes,
+  kParameterNotAdded,
+  // token
+  kPositionsRestart,
+  kWrongWithForeignKeys,
+  kPositionsOff,
+  kOtherFrequencies,
+  kFrequenciesRounded,
+  kOtherBase,
+  kLastTargetsMissing,
+  kMeanOfCpRankMeans,
+  // vocabulary
+  kForeignIdsNotMasked,
+  kRowsWithoutGradient,
+  kRowsOfAbsentIds,
+  kRepeatedIdsAveraged,
+  kRepeatedIdsNotSummed,
+  kRowAddedToForeignIds,
+  kRowsOfOtherIds,
+  kForeignTargetsNotMasked,
+  kLogitRowsNotZero,
+  kTargetNotSubtracted,
+  kSoftmaxOfOwnColumns,
+  kUncountedTokens,
+  // what a run repeats
+  kRecomputedMaskDiffers,
+  kRecomputedActivationsDiffer,
+  kRightAtEndOfStep,
+  kNotRepeatable,
+  // calls
+  kNoCallAlongAxis,
+  kCallMadeAgain,
+  // many tensors together
+  kPoolMultiplied,
+  kPoolShifted,
+  // tensors of checkpoints
+  kTensorsExchanged,
+  kEqualsOtherTensor,
+  kTransposed,
+  kHalvesExchanged,
+  kPartsInOtherOrder,
+  // given by the Python package, or another program
+  kGivenCause,
+  kNoDataSampler,
+  kOtherMicroBatches,
+  kOwnSamplesOnEachRank,
+  kBatchStatistics,
+  kMeanOfOwnLabels,
+  kEnd  ///< behind the last id
 };
 
-/// Parts of sentences that several causes share, or that some causes end with.
-enum class PhraseId : std::uint16_t {
-#define ISOSHARD_CAUSE(id, name, text)
-#define ISOSHARD_PHRASE(id, text) id,
-#include "harness/ids/cause_texts.inc"
-#undef ISOSHARD_CAUSE
-#undef ISOSHARD_PHRASE
-};
-
-[[nodiscard]] std::span<const IdRow> rows_of(CauseId id) noexcept;
+[[nodiscard]] std::span<const IdRow<CauseId>> rows_of(CauseId id) noexcept;
 [[nodiscard]] constexpr std::string_view kind_of(CauseId) noexcept {
   return "cause";
 }
@@ -43,6 +262,5 @@ using ExpectedCause = ExpectedId<CauseId>;
 [[nodiscard]] inline Cause make_cause(CauseId id, NamedValues values = {}) {
   return said(id, std::move(values));
 }
-[[nodiscard]] std::string phrase(PhraseId id, const NamedValues& values = {});
 
 }  // namespace isoshard

@@ -5,24 +5,21 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <set>
+#include <cstdlib>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
 namespace isoshard {
 namespace {
 
-TEST(Causes, HaveUniqueNamesThatParseBack) {
-  std::set<std::string> names;
+TEST(Causes, HaveNamesOfSmallLetters) {
   for (const CauseId id : all_ids<CauseId>()) {
     const std::string name(name_of(id));
-    EXPECT_TRUE(names.insert(name).second) << name;
-    EXPECT_EQ(find_id<CauseId>(name), id) << name;
     EXPECT_TRUE(std::ranges::all_of(name, [](char c) {
       return c == '_' || (c >= 'a' && c <= 'z');
     })) << name;
   }
-  EXPECT_EQ(find_id<CauseId>("scael"), std::nullopt);
 }
 
 TEST(Causes, KeepTheirValuesByName) {
@@ -33,20 +30,39 @@ TEST(Causes, KeepTheirValuesByName) {
 }
 
 TEST(Placeholders, AreFilledByName) {
-  EXPECT_EQ(filled("{x:.4g} = {y}{z}", {{"y", "tp"}, {"x", 3.0}}), "3 = tp");
+  EXPECT_EQ(filled("{x:.4g} = {y}{?z}", {{"y", "tp"}, {"x", 3.0}}, "name"), "3 = tp");
 }
 
 TEST(Placeholders, TakeWholeNumbersWhereRealOnesAreFormatted) {
-  EXPECT_EQ(filled("scale {x:.4g}", {{"x", 3}}), "scale 3");
+  EXPECT_EQ(filled("scale {x:.4g}", {{"x", 3}}, "name"), "scale 3");
 }
 
 TEST(Placeholders, ChooseBetweenOneAndSeveral) {
   const auto rows = [](std::int64_t count, std::vector<std::int64_t> rows) {
-    return filled("{n} element{n:s} {n:is} 0 in row{rows:s} {rows}",
-                  {{"n", count}, {"rows", rows}});
+    return filled("{n} element{n:s} {n:is} 0 in row{rows:s} {rows}", {{"n", count}, {"rows", rows}},
+                  "name");
   };
   EXPECT_EQ(rows(1, {4}), "1 element is 0 in row 4");
   EXPECT_EQ(rows(2, {4, 5}), "2 elements are 0 in rows 4, 5");
+}
+
+TEST(Placeholders, JoinSeveralValues) {
+  const NamedValues axes = {{"axes", std::vector{"dp", "tp"}}};
+  EXPECT_EQ(filled("{axes} and {axes:and}", axes, "name"), "dp, tp and dp and tp");
+}
+
+TEST(Placeholders, ThatAreNotOptionalNeedAValue) {
+  EXPECT_EQ(filled("scale{?x}", {}, "scale"), "scale");
+  EXPECT_THROW((void)filled("scale{x}", {}, "scale"), std::logic_error);
+  EXPECT_THROW((void)make_cause(CauseId::kMeanOfShards, {{"shards", 3}}), std::logic_error);
+}
+
+TEST(Placeholders, StayInTheTextsOfPrograms) {
+  const auto is_kept = [] {
+    keep_gaps();
+    return filled("scale{x}{?y}", {}, "scale") == "scale{x}";
+  };
+  EXPECT_EXIT(std::exit(is_kept() ? 0 : 1), testing::ExitedWithCode(0), "");
 }
 
 TEST(Causes, AreComparedByIdAndListedValues) {
@@ -68,6 +84,16 @@ TEST(Causes, AreComparedByIdAndListedValues) {
   EXPECT_TRUE(is_expected(CauseId::kNone, {{"axis", "tp"}}));
   EXPECT_FALSE(is_expected(CauseId::kNone, {{"axis", "dp"}}));
   EXPECT_FALSE(mismatch({CauseId::kNone, {{"axis", "tp"}}}, Cause()).empty());
+}
+
+TEST(Causes, KeepTheFirst64OfALongListAndTheirNumber) {
+  const auto cause = [](std::size_t count) {
+    return make_cause(CauseId::kFactorPerRank, {{"factors", std::vector<double>(count, 2)}});
+  };
+  EXPECT_EQ(numbers_of(cause(64).values, "factors").size(), 64U);
+  EXPECT_EQ(cause(64).number("num_factors"), std::nullopt);
+  EXPECT_EQ(numbers_of(cause(65).values, "factors").size(), 64U);
+  EXPECT_EQ(cause(65).number("num_factors"), 65);
 }
 
 TEST(Causes, KeepWordsOfTheSentenceOutOfTheData) {

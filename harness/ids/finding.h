@@ -3,40 +3,74 @@
 #pragma once
 #include <cstdint>
 #include <span>
-#include <string>
 #include <string_view>
 
 #include "harness/ids/said.h"
 
 namespace isoshard {
 
-/// One id for each row of finding_texts.inc. Ids are stable: reports and tests use their names.
+/// Ids are stable: reports and tests use their names. Texts are in finding.cc.
 enum class FindingId : std::uint8_t {
   kNone,
-#define ISOSHARD_FINDING(id, name, text, evidence) id,
-#define ISOSHARD_FINDING_PHRASE(id, text)
-#include "harness/ids/finding_texts.inc"
-#undef ISOSHARD_FINDING
-#undef ISOSHARD_FINDING_PHRASE
+  // numbers of one tensor
+  kDiffers,
+  kCopiesDifferFromReference,
+  kCopiesDiffer,
+  kSummandCopiesDiffer,
+  kUntouchedElementMoved,
+  kRowWithoutStep,
+  kMaskedElementMovedTooFar,
+  kOutsidePublishedBound,
+  kNotFinite,
+  kCopiesOfSkippedStepDiffer,
+  // form of one tensor
+  kOtherShape,
+  kLayoutsDiffer,
+  kCoarserDtype,
+  kOtherGradientScale,
+  kUnexpectedPartialSum,
+  kDtypesOfRanksDiffer,
+  kStoredInOtherDtype,
+  kPartsDoNotTile,
+  // records that are missing or too many
+  kMissing,
+  kMissingOnRanks,
+  kMissingBesideLikes,
+  kExtra,
+  kNotInCheckpoint,
+  kReadsMissing,
+  kReadsMissingOnRanks,
+  // what a run repeats
+  kReadsOtherParameter,
+  kRecomputedOtherwise,
+  kRunsDiffer,
+  kOtherBits,
+  kOtherRanks,
+  // many tensors together
+  kPoolScale,
+  kPoolShift,
+  // collectives
+  kCallsMissing,
+  kCallDiffersFromTable,
+  kUnknownCallDiffersFromTable,
+  kNoJournal,
+  kCallsOfRanksDiffer,
+  kReducedOtherTimes,
+  kCallsOfStepsDiffer,
+  // samples, found by the Python package
+  kGiven,
+  kSamplesNotShared,
+  kEqualInputs,
+  kOtherNumberOfCalls,
+  kEnd  ///< behind the last id
 };
 
-/// Parts of sentences that several findings share, or that some end with.
-enum class FindingPhraseId : std::uint8_t {
-#define ISOSHARD_FINDING(id, name, text, evidence)
-#define ISOSHARD_FINDING_PHRASE(id, text) id,
-#include "harness/ids/finding_texts.inc"
-#undef ISOSHARD_FINDING
-#undef ISOSHARD_FINDING_PHRASE
-};
-
-[[nodiscard]] std::span<const IdRow> rows_of(FindingId id) noexcept;
+[[nodiscard]] std::span<const IdRow<FindingId>> rows_of(FindingId id) noexcept;
 [[nodiscard]] constexpr std::string_view kind_of(FindingId) noexcept {
   return "finding";
 }
 
 /// The id and the values that a finding must have.
 using ExpectedFinding = ExpectedId<FindingId>;
-
-[[nodiscard]] std::string phrase(FindingPhraseId id, const NamedValues& values = {});
 
 }  // namespace isoshard

@@ -7,10 +7,13 @@
 
 #include <algorithm>
 #include <cmath>
+#include <stdexcept>
 #include <utility>
 
 namespace isoshard {
 namespace {
+
+bool gaps_are_kept = false;
 
 constexpr std::size_t kMostListed = 64;
 
@@ -23,6 +26,37 @@ constexpr Plural kPlurals[] = {{"s", "", "s"},
                                {"is", "is", "are"},
                                {"has", "has", "have"},
                                {"verb", "s", ""}};
+
+constexpr std::string_view kJoinedByAnd = "and";
+
+/// Calls `words` with each run of plain characters of a text, and `place` with each placeholder.
+template <class Words, class Place>
+void for_each_part(std::string_view text, const Words& words, const Place& place) {
+  while (!text.empty()) {
+    const std::size_t brace = std::min(text.find_first_of("{}"), text.size());
+    if (brace > 0) words(text.substr(0, brace));
+    text.remove_prefix(brace);
+    if (text.empty()) break;
+    if (text.substr(0, 2) == "{{" || text.substr(0, 2) == "}}") {
+      words(text.substr(0, 1));
+      text.remove_prefix(2);
+      continue;
+    }
+    const std::size_t close = text.find('}');
+    std::string_view inside = text.substr(1, close - 1);
+    const bool is_optional = inside.starts_with('?');
+    if (is_optional) inside.remove_prefix(1);
+    const std::size_t colon = std::min(inside.find(':'), inside.size());
+    place(Placeholder{inside.substr(0, colon),
+                      colon == inside.size() ? "" : inside.substr(colon + 1), is_optional});
+    text.remove_prefix(close + 1);
+  }
+}
+
+const Plural* find_plural(std::string_view spec) {
+  const auto* const found = std::ranges::find(kPlurals, spec, &Plural::spec);
+  return found == std::end(kPlurals) ? nullptr : found;
+}
 
 bool is_one(const IdValue& value) {
   return std::visit(
@@ -37,9 +71,10 @@ bool is_one(const IdValue& value) {
 }
 
 std::string formatted(const IdValue& value, std::string_view spec) {
-  for (const Plural& plural : kPlurals) {
-    if (spec == plural.spec) return std::string(is_one(value) ? plural.one : plural.several);
-  }
+  if (const Plural* const plural = find_plural(spec))
+    return std::string(is_one(value) ? plural->one : plural->several);
+  const std::string_view separator = spec == kJoinedByAnd ? " and " : ", ";
+  if (spec == kJoinedByAnd) spec = "";
   const std::string format = fmt::format("{{:{}}}", spec);
   const bool is_of_reals = !spec.empty() && std::string_view("efg").find(spec.back()) != spec.npos;
   return std::visit(
@@ -52,7 +87,7 @@ std::string formatted(const IdValue& value, std::string_view spec) {
         } else if constexpr (std::is_arithmetic_v<T> || std::is_same_v<T, std::string>) {
           return fmt::format(fmt::runtime(format), v);
         } else {
-          return fmt::format(fmt::runtime(format), fmt::join(v, ", "));
+          return fmt::format(fmt::runtime(format), fmt::join(v, separator));
         }
       },
       value);
@@ -93,7 +128,7 @@ bool fits(const IdValue& expected, const IdValue& seen, double relative) {
 
 }  // namespace
 
-NamedValue NamedValue::words(std::string_view name, std::string words) {
+NamedValue NamedValue::words(std::string_view name, std::string_view words) {
   NamedValue made(name, words);
   made.is_data = false;
   return made;
@@ -104,25 +139,44 @@ const IdValue* find_value(const NamedValues& values, std::string_view name) {
   return found == values.end() ? nullptr : &found->value;
 }
 
-std::string filled(std::string_view text, const NamedValues& values) {
+std::vector<Placeholder> placeholders_in(std::string_view text) {
+  std::vector<Placeholder> places;
+  for_each_part(
+      text, [](std::string_view) {}, [&](const Placeholder& place) { places.push_back(place); });
+  return places;
+}
+
+void keep_gaps() noexcept {
+  gaps_are_kept = true;
+}
+
+std::string filled(std::string_view text, const NamedValues& values, std::string_view of) {
   std::string made;
-  while (!text.empty()) {
-    const std::size_t brace = text.find_first_of("{}");
-    made += text.substr(0, brace);
-    if (brace == std::string_view::npos) break;
-    text.remove_prefix(brace);
-    if (text.substr(0, 2) == "{{" || text.substr(0, 2) == "}}") {
-      made += text.front();
-      text.remove_prefix(2);
-      continue;
-    }
-    const std::size_t close = text.find('}');
-    const std::string_view place = text.substr(1, close - 1);
-    const std::size_t colon = place.find(':');
-    if (const IdValue* const value = find_value(values, place.substr(0, colon)))
-      made += formatted(*value, colon == std::string_view::npos ? "" : place.substr(colon + 1));
-    text.remove_prefix(close + 1);
-  }
+  for_each_part(
+      text, [&](std::string_view words) { made += words; },
+      [&](const Placeholder& place) {
+        const IdValue* const value = find_value(values, place.name);
+        if (value != nullptr)
+          made += formatted(*value, place.spec);
+        else if (!place.is_optional && gaps_are_kept)
+          made += fmt::format("{{{}}}", place.name);
+        else if (!place.is_optional)
+          throw std::logic_error(
+              fmt::format("the text of {} must be given a value {{{}}}, got none", of, place.name));
+      });
+  return made;
+}
+
+std::string with_names(std::string_view text) {
+  std::string made;
+  for_each_part(
+      text, [&](std::string_view words) { made += words; },
+      [&](const Placeholder& place) {
+        if (const Plural* const plural = find_plural(place.spec))
+          made += plural->several;
+        else
+          made += fmt::format(fmt::runtime(place.is_optional ? "[{{{}}}]" : "{{{}}}"), place.name);
+      });
   return made;
 }
 

@@ -21,8 +21,9 @@ struct NamedValue {
   template <class T>
   NamedValue(std::string_view its_name, const T& its_value)
       : name(its_name), value(as_value(its_value)) {}
-  /// A value for the sentence alone, as phrase() makes it. It is not written to report.json.
-  [[nodiscard]] static NamedValue words(std::string_view name, std::string words);
+  /// A value for the sentence alone, as phrase() makes it, or a sentence itself. It is not written
+  /// to report.json.
+  [[nodiscard]] static NamedValue words(std::string_view name, std::string_view words);
 
   std::string name;
   IdValue value;
@@ -54,12 +55,46 @@ struct NamedValue {
 
 using NamedValues = std::vector<NamedValue>;
 
-/// The text with its placeholders filled. A placeholder `{name}` or `{name:spec}` is replaced by
-/// the value, which is formatted as fmt does it; several values are joined by ", ". The specs s,
-/// es, is, has and verb choose between one and several, by a number or by how many values there
-/// are: `{steps} step{steps:s}`, `{rows:is} wrong`, `{ranks} hold{ranks:verb}`. A placeholder whose
-/// value is not given is left out. A brace of the text itself is doubled.
-[[nodiscard]] std::string filled(std::string_view text, const NamedValues& values);
+/// `{name}` or `{name:spec}` of a text; `{?name}` is optional.
+struct Placeholder {
+  std::string_view name, spec;
+  bool is_optional = false;
+};
+[[nodiscard]] std::vector<Placeholder> placeholders_in(std::string_view text);
+
+/// Whether each placeholder has an end, and each brace of the text itself is doubled.
+[[nodiscard]] constexpr bool has_paired_braces(std::string_view text) {
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text[i] != '{' && text[i] != '}') continue;
+    if (text.substr(i + 1, 1) == text.substr(i, 1)) {
+      ++i;
+      continue;
+    }
+    const std::size_t end = text.find_first_of("{}", i + 1);
+    if (text[i] == '}' || end == std::string_view::npos || text[end] != '}') return false;
+    i = end;
+  }
+  return true;
+}
+
+/// The text with its placeholders filled. A value is formatted by the spec as fmt does it; several
+/// values are joined by ", ", with the spec `and` by " and ". The specs s, es, is, has and verb
+/// choose between one and several, by a number or by how many values there are:
+/// `{steps} step{steps:s}`, `{rows:is} wrong`, `{ranks} hold{ranks:verb}`. An optional placeholder
+/// whose value is not given is left out. A brace of the text itself is doubled.
+///
+/// Errors   std::logic_error if a value is not given that is not optional; `of` is the id whose
+///          text it is. Not after keep_gaps().
+[[nodiscard]] std::string filled(std::string_view text, const NamedValues& values,
+                                 std::string_view of);
+
+/// For programs: from here on a placeholder without a value stays in the text, so that a mistake in
+/// a text costs no verdict. Tests do not call it.
+void keep_gaps() noexcept;
+
+/// The text for somebody who looks its id up: names of values in braces, optional ones in brackets
+/// besides, and nouns and verbs of several.
+[[nodiscard]] std::string with_names(std::string_view text);
 
 /// Cuts lists of more than 64 values to the first 64, and adds "num_<name>": how many there were.
 [[nodiscard]] NamedValues with_short_lists(NamedValues values);

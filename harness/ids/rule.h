@@ -15,15 +15,99 @@
 
 namespace isoshard {
 
-/// One id for each row of rule_texts.inc. Ids are stable: reports and tests use their names.
+/// Ids are stable: reports and tests use their names. Texts are in rule.cc.
 enum class RuleId : std::uint8_t {
   kNone,
-#define ISOSHARD_RULE(id, name, text, why) id,
-#include "harness/ids/rule_texts.inc"
-#undef ISOSHARD_RULE
+  // verdicts that prove nothing
+  kRanksMissing,
+  kReferenceEmpty,
+  kNothingCompared,
+  kReferenceNotFinite,
+  kResponseMissing,
+  kBiasMissing,
+  kBiasDoesNotFit,
+  kNotJudgeable,
+  kAllZero,
+  kOverflowParts,
+  kInconclusive,
+  kTooFewStepsJudged,
+  kTooManyInsensitive,
+  // settings and meshes
+  kSettingsMissing,
+  kSettingsDiffer,
+  kOtherMesh,
+  kMeshContradictsSettings,
+  kMasksMissing,
+  kGradientScalesDiffer,
+  kStepRuleMissing,
+  // trusted runs
+  kTrustedLayoutInferred,
+  kTrustedStatistics,
+  kTrustedCopiesDiffer,
+  kTrustedPartsDoNotTile,
+  // layouts
+  kTensorNotKept,
+  kPaddingNotZero,
+  kRankHoldsNothing,
+  kTiedCopyMissing,
+  kCutBesideCopies,
+  kCutButNeverGathered,
+  kLayoutNotInferable,
+  kInferredNotKept,
+  // responses
+  kResponseOfNoRecord,
+  kResponseDoesNotFit,
+  kResponseTooLarge,
+  kRedrawnDoesNotFit,
+  kPerturbedSettingsDiffer,
+  kPerturbedDataDiffer,
+  kPerturbedTooFar,
+  kPerturbedRecordMissing,
+  kNotPerturbed,
+  kPerturbedOnSeveralRanks,
+  kPerturbedTensorBesideStatistics,
+  // statistics that ranks made while they ran
+  kStatisticsNotCredible,
+  kComparedWithNothing,
+  kComparedWithOther,
+  kComparedWithOtherResponses,
+  // bundles
+  kFileForm,
+  kUnknownSchema,
+  kRunIncomplete,
+  kNotSealed,
+  kFileChanged,
+  kFileMissing,
+  kFileNotListed,
+  kFileTooMany,
+  kWriterKilled,
+  kOtherRun,
+  kTensorsAsDescribed,
+  kRecordedTwice,
+  kCallsNotCounted,
+  kPartsDoNotTile,
+  kLocalDoesNotFitLayout,
+  // folders of runs
+  kReferenceOfSeveralRanks,
+  kTwoReferences,
+  kEmulationWithoutRun,
+  kNoReferenceWithSettings,
+  kReferenceWithoutRun,
+  // checkpoints
+  kNoSharedDtype,
+  kNoFile,
+  kCheckpointToConvert,
+  kBundleForCheckpoint,
+  // curves
+  kNoCurves,
+  kCurveTwice,
+  kPerturbedCurveSteps,
+  kCurvesBeginElsewhere,
+  kCurveSettingsDiffer,
+  kEnd  ///< behind the last id
 };
 
-[[nodiscard]] std::span<const IdRow> rows_of(RuleId id) noexcept;
+[[nodiscard]] std::span<const IdRow<RuleId>> rows_of(RuleId id) noexcept;
 [[nodiscard]] constexpr std::string_view kind_of(RuleId) noexcept {
   return "rule";
 }

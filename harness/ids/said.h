@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Stable ids and their tables of texts. A table is a file of rows (cause_texts.inc,
-/// finding_texts.inc, rule_texts.inc); an id that is used with values makes a sentence.
+/// Stable ids and their tables of texts (cause.cc, finding.cc, rule.cc, phrase.cc). Ids are in
+/// headers and texts are not: a changed text rebuilds its table alone. An id that is used with
+/// values makes a sentence.
 #pragma once
+#include <array>
 #include <concepts>
+#include <cstddef>
 #include <optional>
 #include <span>
 #include <string>
@@ -15,21 +18,35 @@
 namespace isoshard {
 
 /// The row of an id in its table.
+template <class Id>
 struct IdRow {
+  Id id;
   std::string_view name;  ///< "rank_local_partial": stable, used by reports, tests and catalogs
   std::string_view text;  ///< with placeholders
   std::string_view more = {};  ///< evidence text of a finding; reason for a rule
 };
 
-/// An enumeration with a table. Its first value, kNone, has an empty row.
+/// An enumeration with a table. Its first value, kNone, has an empty row; its last one, kEnd, has
+/// none.
 template <class Id>
 concept TabledId = requires(Id id) {
-  { rows_of(id) } -> std::same_as<std::span<const IdRow>>;
+  { rows_of(id) } -> std::same_as<std::span<const IdRow<Id>>>;
   { kind_of(id) } -> std::same_as<std::string_view>;  ///< "cause"
 };
 
+/// Whether a table has a row for each id, in the order of the ids, and no text an open brace.
+template <class Id, std::size_t n>
+[[nodiscard]] consteval bool is_complete(const std::array<IdRow<Id>, n>& rows) {
+  for (std::size_t i = 0; i < n; ++i) {
+    if (rows[i].id != static_cast<Id>(i) || !has_paired_braces(rows[i].text) ||
+        !has_paired_braces(rows[i].more))
+      return false;
+  }
+  return n == static_cast<std::size_t>(Id::kEnd);
+}
+
 template <TabledId Id>
-[[nodiscard]] const IdRow& row_of(Id id) noexcept {
+[[nodiscard]] const IdRow<Id>& row_of(Id id) noexcept {
   return rows_of(id)[static_cast<std::size_t>(id)];
 }
 
@@ -75,7 +92,7 @@ struct Said {
 /// Fills the row's text. Lists are cut after that (with_short_lists).
 template <TabledId Id>
 [[nodiscard]] Said<Id> said(Id id, NamedValues values = {}) {
-  std::string text = filled(row_of(id).text, values);
+  std::string text = filled(row_of(id).text, values, name_of(id));
   return {id, with_short_lists(std::move(values)), std::move(text)};
 }
 

@@ -354,7 +354,8 @@ void require_responses(const Reference& reference, bool is_masked, Dtype coarses
     const bool may_be_masked = is_masked && !stepped_parameter(key).empty();
     const std::string problem = problem_of(response, *record, own, may_be_masked);
     if (!problem.empty())
-      refuse(file, RuleId::kResponseDoesNotFit, {{"tensor", describe(key)}, {"problem", problem}});
+      refuse(file, RuleId::kResponseDoesNotFit,
+             {{"tensor", describe(key)}, NamedValue::words("problem", problem)});
     // such as counts and states of random numbers
     if (is_exact(stage_of(key)) || is_gradient_besides(key)) continue;
     double& norm = largest[{key.step, key.kind}];

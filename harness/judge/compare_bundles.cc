@@ -138,7 +138,7 @@ std::vector<std::string> check_settings(const SavedRun& trusted, const SavedRun&
         said(RuleId::kSettingsDiffer,
              {{"settings", lines},
               NamedValue::words("differences", fmt::format("{}", fmt::join(lines, "\n  "))),
-              NamedValue::words("hint", std::string(hint_on_batch_file(trusted, judged, rules)))}));
+              NamedValue::words("hint", hint_on_batch_file(trusted, judged, rules))}));
   notes.push_back(
       fmt::format("the runs have different settings, as --allow-different-settings "
                   "allows: {}",
@@ -165,27 +165,27 @@ void check_mesh(const SavedRun& judged, const BundleRules& rules) {
                   {{"stated", stated->second}, {"dp", dp_degree(mesh)}});
 }
 
-/// The name of a dropout that is on, with its value; empty if there is none.
-std::string dropout_of(const RunSettings& settings) {
+/// The name of a dropout that is on, and its value.
+std::optional<std::pair<std::string, double>> dropout_of(const RunSettings& settings) {
   for (const auto& [name, value] : settings.training) {
     const std::string last = name.substr(name.rfind('.') + 1);
     const bool is_dropout = last.find("dropout") != std::string::npos || last.ends_with("pdrop");
-    if (is_dropout && std::strtod(value.c_str(), nullptr) > 0)
-      return fmt::format("{} is {}", name, value);
+    const double p = is_dropout ? std::strtod(value.c_str(), nullptr) : 0;
+    if (p > 0) return std::pair(name, p);
   }
-  return "";
+  return std::nullopt;
 }
 
 void check_masks(const SavedRun& trusted) {
-  const std::string dropout = dropout_of(trusted.settings);
-  if (dropout.empty()) return;
+  const auto dropout = dropout_of(trusted.settings);
+  if (!dropout.has_value()) return;
   for (const RankTrace& rank : trusted.bundle.trace.ranks) {
     if (std::ranges::any_of(rank.records, [](const Record& record) {
           return record.key.kind == RecordKind::kMask;
         }))
       return;
   }
-  trusted.refuse(RuleId::kMasksMissing, {{"dropout", dropout}});
+  trusted.refuse(RuleId::kMasksMissing, {{"dropout", dropout->first}, {"p", dropout->second}});
 }
 
 /// Records of the judged run that the trusted one says it does not have, or that need not be there.

@@ -14,31 +14,37 @@
 #include <vector>
 
 #include "harness/causes/diagnosis.h"
+#include "harness/ids/phrase.h"
 #include "harness/trace/stage.h"
 #include "harness/trace/wanted_record.h"
 
 namespace isoshard::detail {
 namespace {
 
-std::pair<int, int> count_same(const Verdict& verdict, const Causes& causes, const RecordKey& key,
-                               const Cause& cause) {
-  int same = 0, all = 0;
+/// For how many tensors the cause is the same, and of how many.
+struct Shared {
+  int same = 0, of = 0;
+};
+
+Shared count_same(const Verdict& verdict, const Causes& causes, const RecordKey& key,
+                  const Cause& cause) {
+  Shared shared;
   for (const TensorComparison& tensor : verdict.tensors) {
     if (tensor.key.step != key.step || tensor.key.kind != key.kind || tensor.key.call != key.call ||
         role_of(tensor.key) == NameRole::kMicroBatch ||
         (role_of(tensor.key) == NameRole::kClipped) != (role_of(key) == NameRole::kClipped))
       continue;
-    ++all;
+    ++shared.of;
     const auto found = causes.find(tensor.key);
-    if (found != causes.end() && found->second == cause) ++same;
+    if (found != causes.end() && found->second == cause) ++shared.same;
   }
-  return {same, all};
+  return shared;
 }
 
-/// " (q_proj.weight, k_proj.weight)": of which parameters the step has the cause, if they are of
-/// few kinds; empty if they are of more.
-std::string kinds_with(const Verdict& verdict, const Causes& causes, const RecordKey& key,
-                       const Cause& cause) {
+/// "q_proj.weight", "k_proj.weight": of which parameters the step has the cause, if they are of few
+/// kinds; empty if they are of more.
+std::vector<std::string> kinds_with(const Verdict& verdict, const Causes& causes,
+                                    const RecordKey& key, const Cause& cause) {
   constexpr std::size_t kMost = 3;
   std::vector<std::string> kinds;
   for (const TensorComparison& tensor : verdict.tensors) {
@@ -55,7 +61,7 @@ std::string kinds_with(const Verdict& verdict, const Causes& causes, const Recor
         before == std::string::npos ? other.name : other.name.substr(before + 1);
     if (std::ranges::find(kinds, kind) == kinds.end()) kinds.push_back(kind);
   }
-  return kinds.size() > kMost ? "" : phrase(PhraseId::kInBrackets, {{"items", kinds}});
+  return kinds.size() > kMost ? std::vector<std::string>() : kinds;
 }
 
 std::string_view point_of(std::string_view name) {
@@ -64,47 +70,48 @@ std::string_view point_of(std::string_view name) {
 }
 
 /// Of the records of this step and call whose names end alike: one for each layer.
-std::pair<int, int> count_same_point(const Verdict& verdict, const Causes& causes,
-                                     const RecordKey& key, const Cause& cause) {
-  int same = 0, all = 0;
+Shared count_same_point(const Verdict& verdict, const Causes& causes, const RecordKey& key,
+                        const Cause& cause) {
+  Shared shared;
   for (const TensorComparison& tensor : verdict.tensors) {
     const RecordKey& other = tensor.key;
     if (other.step != key.step || other.kind != key.kind || other.call != key.call ||
         point_of(other.name) != point_of(key.name))
       continue;
-    ++all;
+    ++shared.of;
     const auto found = causes.find(other);
-    if (found != causes.end() && found->second == cause) ++same;
+    if (found != causes.end() && found->second == cause) ++shared.same;
   }
-  return {same, all};
+  return shared;
 }
 
 /// Of the masks that were drawn again in this step and call.
-std::pair<int, int> count_recomputed(const Verdict& verdict, const Causes& causes,
-                                     const RecordKey& key, const Cause& cause) {
-  int same = 0, all = 0;
+Shared count_recomputed(const Verdict& verdict, const Causes& causes, const RecordKey& key,
+                        const Cause& cause) {
+  Shared shared;
   for (const TensorComparison& tensor : verdict.tensors) {
     if (tensor.key.step != key.step || tensor.key.call != key.call ||
         role_of(tensor.key) != NameRole::kRecomputed)
       continue;
-    ++all;
+    ++shared.of;
     const auto found = causes.find(tensor.key);
-    if (found != causes.end() && found->second == cause) ++same;
+    if (found != causes.end() && found->second == cause) ++shared.same;
   }
-  return {same, all};
+  return shared;
 }
 
-std::string gradient_words(const Verdict& verdict, int step) {
-  const bool wrong = std::any_of(
+bool has_wrong_gradients(const Verdict& verdict, int step) {
+  return std::any_of(
       verdict.tensors.begin(), verdict.tensors.end(), [&](const TensorComparison& tensor) {
         return tensor.key.step == step &&
                (tensor.stage == Stage::kActivationGrad || tensor.stage == Stage::kParameterGrad) &&
                !tensor.within;
       });
-  return wrong ? phrase(PhraseId::kGradientsWrong) : "";
 }
 
-std::string forward_words(const Verdict& verdict, int step) {
+/// "exact", "right"; empty where something of the step's forward pass is wrong, or nothing is
+/// known of it.
+std::string_view state_of_forward(const Verdict& verdict, int step) {
   bool any = false, exact = true;
   for (const TensorComparison& tensor : verdict.tensors) {
     if (tensor.key.step != step || tensor.stage != Stage::kForward) continue;
@@ -112,8 +119,28 @@ std::string forward_words(const Verdict& verdict, int step) {
     if (!tensor.within) return "";
     exact = exact && tensor.stats.unequal_values == 0;
   }
-  if (!any) return "";
-  return phrase(exact ? PhraseId::kForwardExact : PhraseId::kForwardRight);
+  return !any ? "" : exact ? "exact" : "right";
+}
+
+/// What is known of the step's forward pass, and of its gradients where they are asked for: values
+/// of the cause, and words behind it.
+void tell_other_passes(const Verdict& verdict, bool with_gradients, Finding& first) {
+  const int step = first.key.step;
+  if (const std::string_view forward = state_of_forward(verdict, step); !forward.empty()) {
+    first.cause.values.emplace_back("forward", forward);
+    first.forward_words =
+        phrase(forward == "exact" ? PhraseId::kForwardExact : PhraseId::kForwardRight);
+  }
+  if (with_gradients && has_wrong_gradients(verdict, step)) {
+    first.cause.values.emplace_back("gradients", "wrong");
+    first.forward_words += phrase(PhraseId::kGradientsWrong);
+  }
+}
+
+void tell_shared(const Shared& shared, std::vector<std::string> kinds, Finding& first) {
+  first.cause.values.emplace_back("same", shared.same);
+  first.cause.values.emplace_back("same_of", shared.of);
+  if (!kinds.empty()) first.cause.values.emplace_back("same_kinds", std::move(kinds));
 }
 
 /// The cause of a finding, as one of the tensor `of`, which its values name where it is another
@@ -243,37 +270,45 @@ void summarise_first(Verdict& verdict, const Causes& causes) {
   const RecordKey diagnosed = final_of(first.key);
   const auto found = causes.find(diagnosed);
   const Cause cause = found == causes.end() ? Cause() : found->second;
-  const auto shared_by = [](const std::pair<int, int>& counts, const std::string& kinds) {
-    return phrase(PhraseId::kTheSameFor,
-                  {{"same", counts.first}, {"all", counts.second}, {"kinds", kinds}});
+  const auto add_shared = [&](const Shared& shared, const std::vector<std::string>& kinds) {
+    tell_shared(shared, kinds, first);
+    first.diagnosis += words_of_shared(first.cause.values);
   };
   if (first.stage == Stage::kParameterGrad || first.stage == Stage::kParameterAfterStep ||
       first.stage == Stage::kReplicaDrift || first.stage == Stage::kClippedGrad) {
-    const auto counts = count_same(verdict, causes, diagnosed, cause);
-    if (counts.first == counts.second && counts.second > 1) {
+    const Shared shared = count_same(verdict, causes, diagnosed, cause);
+    if (shared.same == shared.of && shared.of > 1) {
+      tell_shared(shared, {}, first);
       const PhraseId all = first.stage == Stage::kParameterGrad ? PhraseId::kOfAllGradients
                            : first.stage == Stage::kClippedGrad ? PhraseId::kOfAllClippedGradients
                                                                 : PhraseId::kOfAllParameters;
       first.diagnosis = phrase(all, {{"cause", cause.text}});
-    } else if (counts.first > 1) {
-      first.diagnosis += shared_by(counts, kinds_with(verdict, causes, diagnosed, cause));
+    } else if (shared.same > 1) {
+      add_shared(shared, kinds_with(verdict, causes, diagnosed, cause));
     }
   }
   if (first.stage == Stage::kMasks && role_of(first.key) != NameRole::kRecomputed) {
-    const auto [same, all] = count_same_point(verdict, causes, first.key, cause);
-    first.diagnosis += phrase(PhraseId::kOfPoints,
-                              {{"point", point_of(first.key.name)}, {"same", same}, {"all", all}});
+    first.cause.values.emplace_back("point", point_of(first.key.name));
+    tell_shared(count_same_point(verdict, causes, first.key, cause), {}, first);
+    first.diagnosis += phrase(PhraseId::kOfPoints, first.cause.values);
   }
   if (role_of(first.key) == NameRole::kRecomputed) {
-    const auto counts = count_recomputed(verdict, causes, first.key, cause);
     // where values are recorded again, and no mask is, there is nothing to count
-    if (counts.second > 0) first.diagnosis += shared_by(counts, "");
-    first.forward_words =
-        forward_words(verdict, first.key.step) + gradient_words(verdict, first.key.step);
+    const Shared shared = count_recomputed(verdict, causes, first.key, cause);
+    if (shared.of > 0) add_shared(shared, {});
+    tell_other_passes(verdict, /*with_gradients=*/true, first);
   } else if (first.stage > Stage::kForward) {
-    first.forward_words = forward_words(verdict, first.key.step);
+    tell_other_passes(verdict, /*with_gradients=*/false, first);
   }
   first.diagnosis += first.forward_words;
+}
+
+std::string words_of_shared(const NamedValues& values) {
+  if (find_value(values, "same") == nullptr) return "";
+  NamedValues all = values;
+  if (find_value(values, "same_kinds") != nullptr)
+    all.push_back(NamedValue::words("kinds", phrase(PhraseId::kSameKinds, values)));
+  return phrase(PhraseId::kTheSameFor, all);
 }
 
 void stop_at_wrong_data(Verdict& verdict) {

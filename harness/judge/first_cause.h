@@ -39,9 +39,15 @@ struct JudgedRun {
 [[nodiscard]] Causes diagnose_findings(std::vector<OrderedFinding>& findings, const JudgedRun& run);
 
 /// What stands around the first finding belongs to its cause: whether everything earlier is right,
-/// and how many tensors of the same kind share it. Without a diagnosis it is given that of another
-/// finding of its step and stage, and said to be of that tensor; nothing, if none has one.
+/// and how many tensors of the same kind share it. Both are values of the cause (`forward`,
+/// `gradients`, `same`, `same_of`), and stand in the diagnosis. Without a diagnosis it is given
+/// that of another finding of its step and stage, and said to be of that tensor; nothing, if none
+/// has one.
 void summarise_first(Verdict& verdict, const Causes& causes);
+
+/// "; the same for 2 of 6 (q_proj.weight)": the values `same`, `same_of` and `same_kinds` that
+/// summarise_first() gives a cause; empty if it gave none.
+[[nodiscard]] std::string words_of_shared(const NamedValues& values);
 
 /// Where data differ, judging stops: what a run computes from other samples says nothing about it.
 /// Takes away the findings and tensors that follow the first step whose data have a finding, and

@@ -124,8 +124,9 @@ class Checker {
 
  private:
   [[noreturn]] void refuse(int rank, const Record& record, std::string_view what) const {
-    judged_.refuse(RuleId::kStatisticsNotCredible,
-                   {{"tensor", describe(record.key)}, {"rank", rank}, {"problem", what}});
+    judged_.refuse(
+        RuleId::kStatisticsNotCredible,
+        {{"tensor", describe(record.key)}, {"rank", rank}, NamedValue::words("problem", what)});
   }
 
   void check(int rank, const Record& record, RecordWriter& writer) {

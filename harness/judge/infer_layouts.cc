@@ -78,7 +78,7 @@ class Inference {
       shapes.push_back(fmt::format("[{}]", fmt::join(shape, ", ")));
     isoshard::refuse(file_, RuleId::kLayoutNotInferable,
                      {{"tensor", describe(wanted_.key)},
-                      {"problem", what},
+                      NamedValue::words("problem", what),
                       {"reference", wanted_.layout.global_shape},
                       {"shapes", shapes}});
   }

@@ -454,7 +454,7 @@ class Judge {
     return said(RuleId::kInconclusive, {{"weak", verdict_.weak},
                                         {"compared", verdict_.compared},
                                         {"tensor", describe(first->key)},
-                                        {"weakness", first->weakness}});
+                                        NamedValue::words("weakness", first->weakness)});
   }
 
   void add_evidence() {

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "harness/ids/phrase.h"
 #include "harness/judge/judge.h"
 #include "harness/testing/is_cause.h"
 #include "harness/testing/said_matchers.h"

@@ -65,7 +65,7 @@ Reference reference_of(SavedRun& trusted) {
     try {
       trace = assembled(trace);
     } catch (const MeshError& error) {
-      trusted.refuse(RuleId::kTrustedPartsDoNotTile, {{"problem", error.what()}});
+      trusted.refuse(RuleId::kTrustedPartsDoNotTile, {NamedValue::words("problem", error.what())});
     }
   }
   return Reference(std::move(trace));

@@ -4,6 +4,7 @@
 
 #include <cmath>
 
+#include "harness/ids/phrase.h"
 #include "harness/trace/masked_steps.h"
 #include "harness/trace/parts.h"
 #include "harness/verdict/parts/first_bad_element.h"
@@ -82,8 +83,7 @@ void add_before_step(NamedValues& measured, const Reference& reference, const Ju
   measured.insert(
       measured.end(),
       {{"before", old}, {"allowed_step", limit.fixed + limit.relative * std::fabs(old)}});
-  measured.push_back(
-      NamedValue::words("before_step", phrase(FindingPhraseId::kBeforeStep, measured)));
+  measured.push_back(NamedValue::words("before_step", phrase(PhraseId::kBeforeStep, measured)));
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "harness/ids/phrase.h"
 #include "harness/verdict/neighbours.h"
 #include "harness/verdict/pooled.h"
 
@@ -71,8 +72,7 @@ Finding finding_of(const PooledComparison& p, std::size_t outside, std::size_t j
                           {"judged", judged}};
   measured.push_back(NamedValue::words(
       "pool_size",
-      phrase(p.tensors == 1 ? FindingPhraseId::kOneTensor : FindingPhraseId::kTensorsTogether,
-             measured)));
+      phrase(p.tensors == 1 ? PhraseId::kOneTensor : PhraseId::kTensorsTogether, measured)));
   Finding finding = make_finding(p.first, fmt::format("{} (step {})", p.name, p.first.step),
                                  is_scale ? FindingId::kPoolScale : FindingId::kPoolShift,
                                  {{"pool", p.name},

@@ -14,6 +14,7 @@
 #include <tuple>
 
 #include "core/base/error.h"
+#include "harness/ids/phrase.h"
 #include "harness/stats/tolerance.h"
 #include "harness/trace/numbers.h"
 #include "harness/trace/parts.h"
@@ -143,7 +144,10 @@ class TensorJudge {
     const std::optional<MixedDtypes> mixed = mixed_dtypes(held_, wanted_.dtype);
     if (!mixed.has_value()) return true;
     add_finding(FindingId::kDtypesOfRanksDiffer, {},
-                {{"dtypes", mixed->words()}, {"reference", name_of(wanted_.dtype)}},
+                {{"usual", name_of(mixed->usual)},
+                 {"odd_ranks", mixed->odd_ranks()},
+                 {"reference", name_of(wanted_.dtype)},
+                 NamedValue::words("dtypes", mixed->words())},
                 mixed->odd_ranks(), result_.comparison.stage, true);
     result_.comparison.within = false;
     return false;
@@ -203,11 +207,13 @@ class TensorJudge {
                  whole.numel(), 0);
     } catch (const VacuousError& error) {
       const Rule* const rule = rule_of(error);
-      result_.not_judged =
-          rule == nullptr ? said(RuleId::kNotJudgeable, {{"problem", error.what()}}) : *rule;
+      result_.not_judged = rule == nullptr ? said(RuleId::kNotJudgeable,
+                                                  {NamedValue::words("problem", error.what())})
+                                           : *rule;
     } catch (const MeshError& error) {
       c.within = false;
-      add_finding(FindingId::kPartsDoNotTile, {}, {{"problem", error.what()}}, {}, c.stage, true);
+      add_finding(FindingId::kPartsDoNotTile, {}, {NamedValue::words("problem", error.what())}, {},
+                  c.stage, true);
     }
   }
 
@@ -260,7 +266,7 @@ class TensorJudge {
     }
     if (problem.empty()) return;
     result_.comparison.within = false;
-    add_finding(FindingId::kPartsDoNotTile, {}, {{"problem", problem}}, {},
+    add_finding(FindingId::kPartsDoNotTile, {}, {NamedValue::words("problem", problem)}, {},
                 result_.comparison.stage, true);
   }
 
@@ -355,11 +361,8 @@ class TensorJudge {
 
   NamedValues over_axes() const {
     if (result_.differing_axes.empty()) return {};
-    std::vector<std::string_view> axes;
-    for (const Axis axis : result_.differing_axes) axes.push_back(name_of(axis));
-    return {{"axes", axes},
-            NamedValue::words("over", phrase(FindingPhraseId::kOverAxes,
-                                             {{"axes", join_axes(result_.differing_axes)}}))};
+    const NamedValue axes("axes", names_of(result_.differing_axes));
+    return {axes, NamedValue::words("over", phrase(PhraseId::kOverAxes, {axes}))};
   }
 
   bool set_tolerance(TensorComparison& c) {
@@ -408,23 +411,23 @@ class TensorJudge {
                             {"max_abs", s.max_abs},
                             {"unequal", s.unequal_values},
                             {"elements", s.numel}};
-    const auto add = [&](std::string_view name, FindingPhraseId id, const NamedValues& values) {
+    const auto add = [&](std::string_view name, PhraseId id, const NamedValues& values) {
       measured.insert(measured.end(), values.begin(), values.end());
       measured.push_back(NamedValue::words(name, phrase(id, measured)));
     };
     if (c.level == Level::kExact) {
-      add("allowed", FindingPhraseId::kMustBeEqual, {});
+      add("allowed", PhraseId::kMustBeEqual, {});
     } else if (c.insensitive) {
-      add("allowed", FindingPhraseId::kAllowedNorm,
+      add("allowed", PhraseId::kAllowedNorm,
           {{"error_norm", std::sqrt(s.sum_sq_diff)}, {"allowed_error_norm", c.allowed_absolute}});
     } else {
-      add("allowed", FindingPhraseId::kAllowedError,
+      add("allowed", PhraseId::kAllowedError,
           {{"allowed_relative_error", c.allowed_relative_error},
            {"scale", s.scale()},
            {"allowed_scale_error", c.allowed_scale_error}});
     }
     if (s.nonfinite_mismatch != 0)
-      add("nonfinite", FindingPhraseId::kNotFiniteOnOneSide,
+      add("nonfinite", PhraseId::kNotFiniteOnOneSide,
           {{"not_finite", s.nonfinite_mismatch},
            {"nan_reference", s.nan_reference},
            {"inf_reference", s.inf_reference},
@@ -482,10 +485,10 @@ class TensorJudge {
 
 }  // namespace
 
-std::string join_axes(const std::vector<Axis>& axes) {
+std::vector<std::string_view> names_of(const std::vector<Axis>& axes) {
   std::vector<std::string_view> names;
   for (const Axis axis : axes) names.push_back(name_of(axis));
-  return fmt::format("{}", fmt::join(names, " and "));
+  return names;
 }
 
 TensorResult judge_tensor(const Reference& reference, const Record& reference_record,

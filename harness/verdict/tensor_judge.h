@@ -2,7 +2,7 @@
 /// Judging one tensor: all its parts on all ranks against the reference.
 #pragma once
 #include <optional>
-#include <string>
+#include <string_view>
 #include <vector>
 
 #include "harness/verdict/parts/held.h"
@@ -26,7 +26,7 @@ struct TensorResult {
                                         const JudgePolicy& options, const RecordKey& response_of,
                                         const std::vector<Held>* before);
 
-/// "tp", "dp and tp".
-[[nodiscard]] std::string join_axes(const std::vector<Axis>& axes);
+/// "dp", "tp".
+[[nodiscard]] std::vector<std::string_view> names_of(const std::vector<Axis>& axes);
 
 }  // namespace isoshard::detail

@@ -96,9 +96,9 @@ Finding make_finding(const RecordKey& key, std::string_view place, FindingId id,
   finding.key = key;
   finding.stage = stage_of(key);
   finding.id = id;
-  const std::string problem = filled(row_of(id).text, values);
+  const std::string problem = filled(row_of(id).text, values, name_of(id));
   finding.what = place.empty() ? problem : fmt::format("{}: {}", place, problem);
-  finding.evidence = filled(row_of(id).more, measured);
+  finding.evidence = filled(row_of(id).more, measured, name_of(id));
   finding.values = with_short_lists(std::move(values));
   finding.measured = with_short_lists(std::move(measured));
   return finding;

@@ -7,6 +7,7 @@
 #include <string>
 #include <utility>
 
+#include "harness/ids/phrase.h"
 #include "harness/trace/stage.h"
 
 namespace isoshard {
@@ -53,11 +54,12 @@ void SubjectRuns::settle(Verdict& verdict) const {
   verdict.runs = num_runs_;
   if (!difference_.has_value()) return;
   const auto& [run, where] = *difference_;
-  NamedValues measured = {{"runs", num_runs_}, {"run", run}, {"difference", where.describe()}};
+  NamedValues measured = {
+      {"runs", num_runs_}, {"run", run}, NamedValue::words("difference", where.describe())};
   if (not_emulated_.has_value())
     measured.push_back(NamedValue::words(
         "not_emulated",
-        phrase(FindingPhraseId::kNotEmulated, {{"difference", not_emulated_->describe()}})));
+        phrase(PhraseId::kNotEmulated, {{"difference", not_emulated_->describe()}})));
   Finding finding = finding_at(where, FindingId::kRunsDiffer, {{"run", run}}, std::move(measured));
   finding.cause = make_cause(
       CauseId::kNotRepeatable,
@@ -71,9 +73,10 @@ void SubjectRuns::settle(Verdict& verdict) const {
 void diverge_in_bits(Verdict& verdict, const RunDifference& where) {
   Finding finding =
       where.key.has_value()
-          ? finding_at(where, FindingId::kOtherBits, {}, {{"difference", where.describe()}})
-          : finding_at(where, FindingId::kOtherRanks, {{"difference", where.what}},
-                       {{"difference", where.describe()}});
+          ? finding_at(where, FindingId::kOtherBits, {},
+                       {NamedValue::words("difference", where.describe())})
+          : finding_at(where, FindingId::kOtherRanks, {NamedValue::words("difference", where.what)},
+                       {NamedValue::words("difference", where.describe())});
   std::string reason = words_of_first(finding, verdict.mesh);
   diverge(verdict, std::move(finding), std::move(reason));
 }
@@ -91,6 +94,9 @@ Verdict with_cause_of(Verdict exact, const Verdict& within) {
   first.cause = other.cause;
   first.diagnosis = other.diagnosis;
   // what is said of the forward pass holds within tolerances only
+  std::erase_if(first.cause.values, [](const NamedValue& value) {
+    return value.name == "forward" || value.name == "gradients";
+  });
   first.diagnosis.resize(other.diagnosis.size() - other.forward_words.size());
   exact.reason = words_of_first(first, exact.mesh);
   return exact;

@@ -15,9 +15,9 @@ from test_judge import EXAMPLES
 
 from isoshard import UsageError
 from isoshard._batch import refuse_own_batches, with_batch_of
-from isoshard._data import Finding
+from isoshard._data import CauseId, Finding
 
-OWN = Finding(0, "ids", "what", "cause", [0, 1], samples=4)
+OWN = Finding(0, "ids", "what", CauseId("no_data_sampler"), [0, 1], samples=4)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_an_option_that_the_script_defines_is_found(tmp_path: Path) -> None:
 
 
 def test_only_batches_of_their_own_are_refused() -> None:
-    whole = Finding(0, "ids", "what", "cause", [0, 1])
+    whole = Finding(0, "ids", "what", CauseId("no_data_sampler"), [0, 1])
     refuse_own_batches([whole], ["torchrun", "t.py"], 2, False)
     for has_reference, words in ((False, "--reference-command"), (True, "batch size of 8")):
         with pytest.raises(UsageError, match=words):

@@ -107,7 +107,7 @@ Fault tied_sum_after_dp_scatter() {
     return std::make_shared<const SendsLocalTiedGradient>();
   };
   fault.expected = expect(Stage::kParameterGrad, "model.embed_tokens.weight", any_rank(6),
-                          {CauseId::kCopiesDiffer, {{"axes", "pp"}}});
+                          {CauseId::kCopiesDifferOverAxes, {{"axes", std::vector{"pp"}}}});
   return fault;
 }
 

@@ -48,8 +48,9 @@ Fault recompute_draws_new_mask() {
   fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
     parts.streams = std::make_shared<NotRestored>(parts.streams->seed(), probe);
   };
-  fault.expected = expect(Stage::kMasks, "transformer.h.0.attn.attn_dropout.recomputed",
-                          any_rank(2), {CauseId::kRecomputedMaskDiffers});
+  fault.expected =
+      expect(Stage::kMasks, "transformer.h.0.attn.attn_dropout.recomputed", any_rank(2),
+             {CauseId::kRecomputedMaskDiffers, {{"same", 6}, {"same_of", 6}}});
   return fault;
 }
 
@@ -124,9 +125,13 @@ Fault sp_dropout_stream_lost() {
   fault.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
     parts.streams = std::make_shared<OneStreamForAll>(parts.streams->seed(), probe);
   };
-  fault.expected =
-      expect(Stage::kMasks, "transformer.h.0.attn.resid_dropout", any_rank(6),
-             {CauseId::kOneMaskForTokens, {{"axis", "tp"}, {"ranks", std::vector{0, 1}}}});
+  fault.expected = expect(Stage::kMasks, "transformer.h.0.attn.resid_dropout", any_rank(6),
+                          {CauseId::kOneMaskForTokens,
+                           {{"axis", "tp"},
+                            {"sharing_ranks", std::vector{0, 1}},
+                            {"point", "resid_dropout"},
+                            {"same", 2},
+                            {"same_of", 2}}});
   return fault;
 }
 

@@ -45,7 +45,7 @@ Fault embed_out_split_without_sp() {
     };
   };
   fault.expected = expect(Stage::kForward, "model.embed_tokens", any_rank(6),
-                          {CauseId::kSlicesRepeated, {{"axes", "tp"}}});
+                          {CauseId::kSlicesRepeated, {{"axes", std::vector{"tp"}}}});
   return fault;
 }
 

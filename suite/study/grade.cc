@@ -123,16 +123,15 @@ constexpr RightCause kRightCauses[] = {
 
 /// They say where copies or values differ, or how values look, and not what was done to them.
 constexpr std::array kTellThePlace = {
-    CauseId::kCopiesDiffer,  CauseId::kPartNotReached,     CauseId::kNotFinite,
-    CauseId::kNotSlices,     CauseId::kLogitRowsNotZero,   CauseId::kRightAtEndOfStep,
-    CauseId::kReceivedOther, CauseId::kWrongBetweenStages, CauseId::kWrongWithForeignKeys,
-    CauseId::kSameRowAdded,
+    CauseId::kCopiesDifferOverAxes, CauseId::kPartNotReached,
+    CauseId::kValuesNotFinite,      CauseId::kNotSlices,
+    CauseId::kLogitRowsNotZero,     CauseId::kRightAtEndOfStep,
+    CauseId::kReceivedOther,        CauseId::kWrongBetweenStages,
+    CauseId::kWrongWithForeignKeys, CauseId::kSameRowAdded,
 };
 
 bool says_word(const Cause& cause, std::string_view name, std::string_view word) {
-  const IdValue* const value = find_value(cause.values, name);
-  const auto* const text = value == nullptr ? nullptr : std::get_if<std::string>(value);
-  return text != nullptr && *text == word;
+  return !word.empty() && word_of(cause.values, name) == word;
 }
 
 /// Whether the number shows the magnitude with an error of at most a tenth.
@@ -218,7 +217,7 @@ bool tells_its_place(const Cause& cause, const Injection& c) {
            (is_call && says_word(cause, name, name_of(c.called.axis)));
   };
   switch (cause.id) {
-    case CauseId::kCopiesDiffer:
+    case CauseId::kCopiesDifferOverAxes:
       return is_its_axis("axes");
     case CauseId::kPartNotReached:
       // what a rank has of a call's result or a parameter may be a part of the tensor

@@ -35,11 +35,11 @@ Injection skipped(Purpose purpose) {
 }
 
 CauseGrade on_tp_rank_1(const Injection& c, CauseId id, NamedValues values = {}) {
-  return grade_of(c, kTpRank1, {true, {1, 3}, make_cause(id, std::move(values))});
+  return grade_of(c, kTpRank1, {true, {1, 3}, {id, std::move(values)}});
 }
 
 CauseGrade on_all_ranks(const Injection& c, CauseId id, NamedValues values = {}) {
-  return grade_of(c, kAllRanks, {std::nullopt, {0, 1, 2, 3}, make_cause(id, std::move(values))});
+  return grade_of(c, kAllRanks, {std::nullopt, {0, 1, 2, 3}, {id, std::move(values)}});
 }
 
 TEST(CauseGrade, NeedsTheNumber) {
@@ -97,9 +97,11 @@ TEST(CauseGrade, OfASkippedReductionNeedsItsAxis) {
   EXPECT_EQ(on_all_ranks(norm, CauseId::kSquaresNotSummed, {{"axis", "dp"}}), CauseGrade::kRight);
   EXPECT_EQ(on_all_ranks(grads, CauseId::kSquaresNotSummed, {{"axis", "dp"}}), CauseGrade::kWrong)
       << "of a call that carries gradients";
-  EXPECT_EQ(on_all_ranks(grads, CauseId::kCopiesDiffer, {{"axes", "dp"}}), CauseGrade::kPlaceOnly);
-  EXPECT_EQ(on_all_ranks(grads, CauseId::kCopiesDiffer, {{"axes", "dp and tp"}}),
-            CauseGrade::kWrong);
+  EXPECT_EQ(on_all_ranks(grads, CauseId::kCopiesDifferOverAxes, {{"axes", std::vector{"dp"}}}),
+            CauseGrade::kPlaceOnly);
+  EXPECT_EQ(
+      on_all_ranks(grads, CauseId::kCopiesDifferOverAxes, {{"axes", std::vector{"dp", "tp"}}}),
+      CauseGrade::kWrong);
 }
 
 TEST(CauseGrade, OfACallTakesWhatTheRecordMakesOfIt) {
@@ -129,8 +131,10 @@ TEST(CauseGrade, OfNoiseIsAtMostThePlace) {
     EXPECT_NE(on_tp_rank_1(noise, id, {{"scale", 1.01}, {"axis", "tp"}}), CauseGrade::kRight)
         << name_of(id);
   EXPECT_EQ(on_tp_rank_1(noise, CauseId::kScale, {{"scale", 1.01}}), CauseGrade::kWrong);
-  EXPECT_EQ(on_tp_rank_1(noise, CauseId::kCopiesDiffer, {{"axes", "tp"}}), CauseGrade::kPlaceOnly);
-  EXPECT_EQ(on_tp_rank_1(noise, CauseId::kCopiesDiffer, {{"axes", "dp"}}), CauseGrade::kWrong);
+  EXPECT_EQ(on_tp_rank_1(noise, CauseId::kCopiesDifferOverAxes, {{"axes", std::vector{"tp"}}}),
+            CauseGrade::kPlaceOnly);
+  EXPECT_EQ(on_tp_rank_1(noise, CauseId::kCopiesDifferOverAxes, {{"axes", std::vector{"dp"}}}),
+            CauseGrade::kWrong);
 }
 
 // What the catalog expects of a bug is what the bug's data says.

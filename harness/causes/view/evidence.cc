@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "harness/ids/phrase.h"
 #include "harness/trace/parts.h"
 #include "harness/verdict/neighbours.h"
 

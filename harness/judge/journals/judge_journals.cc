@@ -14,6 +14,7 @@
 #include <utility>
 
 #include "core/mesh/mesh_words.h"
+#include "harness/ids/phrase.h"
 #include "harness/judge/journals/align_calls.h"
 #include "harness/trace/judge_policy.h"
 
@@ -74,9 +75,9 @@ NamedValues values_of(const CallDifference& difference, const CallList& expected
   values.emplace_back("calls", of.size());
   if (difference.expected) values.emplace_back("must", words_of(*expected[*difference.expected]));
   if (difference.actual) values.emplace_back("got", words_of(*actual[*difference.actual]));
-  const FindingPhraseId id = !difference.expected ? FindingPhraseId::kCallIsTooMany
-                             : !difference.actual ? FindingPhraseId::kCallIsMissing
-                                                  : FindingPhraseId::kCallMustBe;
+  const PhraseId id = !difference.expected ? PhraseId::kCallIsTooMany
+                      : !difference.actual ? PhraseId::kCallIsMissing
+                                           : PhraseId::kCallMustBe;
   values.push_back(NamedValue::words("difference", phrase(id, values)));
   return values;
 }
@@ -238,17 +239,16 @@ class JournalJudge {
           if (ranks.contains(rank)) continue;
           never.push_back(other);
           if (never.size() <= kMostNames)
-            and_never += phrase(FindingPhraseId::kNeverReduced, {{"tensor", other}});
+            and_never += phrase(PhraseId::kNeverReduced, {{"tensor", other}});
         }
         if (never.size() > kMostNames)
-          and_never +=
-              phrase(FindingPhraseId::kMoreNeverReduced, {{"more", never.size() - kMostNames}});
+          and_never += phrase(PhraseId::kMoreNeverReduced, {{"more", never.size() - kMostNames}});
         add(finding_at(step, place_of(group, step), FindingId::kReducedOtherTimes,
                        {{"tensor", name},
                         {"times", count},
                         {"usual_times", usual},
                         {"never", never},
-                        NamedValue::words("and_never", std::move(and_never))}),
+                        NamedValue::words("and_never", and_never)}),
             {rank});
       }
     }
@@ -365,7 +365,7 @@ class JournalJudge {
     std::ranges::copy_if(of_call, std::back_inserter(values), [](const NamedValue& value) {
       return value.name == "must" || value.name == "got";
     });
-    values.push_back(NamedValue::words("first", phrase(FindingPhraseId::kFirstCallOf, of_call)));
+    values.push_back(NamedValue::words("first", phrase(PhraseId::kFirstCallOf, of_call)));
   }
 
   const Journals& journals_;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "harness/ids/finding.h"
+#include "harness/ids/phrase.h"
 #include "harness/trace/parts.h"
 
 namespace isoshard::detail {
@@ -35,6 +36,15 @@ std::optional<double> value_on(const Held& h, const Shape& coordinates, std::int
   return std::nullopt;
 }
 
+void add_words(NamedValues& measured) {
+  const bool has_rank = find_value(measured, "rank") != nullptr;
+  std::string words =
+      phrase(has_rank ? PhraseId::kFirstElement : PhraseId::kFirstStoredElement, measured);
+  if (find_value(measured, "actual") != nullptr)
+    words += phrase(PhraseId::kActualElement, measured);
+  measured.push_back(NamedValue::words("first", words));
+}
+
 }  // namespace
 
 Shape coordinates_of(const Shape& shape, std::int64_t index) {
@@ -50,12 +60,16 @@ void add_element(NamedValues& measured, int rank, const Shape& coordinates, doub
                  std::optional<double> actual) {
   measured.insert(measured.end(),
                   {{"rank", rank}, {"index", coordinates}, {"reference", reference}});
-  std::string words = phrase(FindingPhraseId::kFirstElement, measured);
-  if (actual.has_value()) {
-    measured.emplace_back("actual", *actual);
-    words += phrase(FindingPhraseId::kActualElement, measured);
-  }
-  measured.push_back(NamedValue::words("first", std::move(words)));
+  if (actual.has_value()) measured.emplace_back("actual", *actual);
+  add_words(measured);
+}
+
+void leave_out_rank(NamedValues& measured) {
+  if (find_value(measured, "first") == nullptr) return;
+  std::erase_if(measured, [](const NamedValue& value) {
+    return value.name == "rank" || value.name == "first";
+  });
+  add_words(measured);
 }
 
 void add_first_bad_element(NamedValues& measured, const Reference& reference, const Record& wanted,

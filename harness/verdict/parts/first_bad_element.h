@@ -21,4 +21,7 @@ void add_element(NamedValues& measured, int rank, const Shape& coordinates, doub
 void add_first_bad_element(NamedValues& measured, const Reference& reference, const Record& wanted,
                            const Held& held);
 
+/// Takes the rank of an element away, and out of its words: a file has none.
+void leave_out_rank(NamedValues& measured);
+
 }  // namespace isoshard::detail

@@ -16,11 +16,17 @@ from ._mesh import DATA_AXES, Mesh
 Shape = tuple[int, ...]
 _RANK_LOSS = "scalar/loss_per_dp_rank"
 _IGNORED = -100  # a label that torch's cross_entropy does not count
-_NO_SAMPLER = (
-    "the script has no DistributedSampler or other split of the batch over the data-parallel ranks"
-)
 #: How much nearer a weighted mean must be to be the cause.
 _CLEARLY = 0.01
+
+
+@dataclass(frozen=True)
+class CauseId:
+    """An id of 'isoshard list causes', which the judge puts into words with these values."""
+
+    id: str
+    numbers: dict[str, int] = field(default_factory=dict)
+    words: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -34,7 +40,7 @@ class Finding:
     step: int
     name: str
     id: str
-    cause: str
+    cause: CauseId
     ranks: list[int]
     samples: int | None = None
     numbers: dict[str, int | list[int]] = field(default_factory=dict)
@@ -43,7 +49,7 @@ class Finding:
         """An entry of the file."""
         kind = {"step": self.step, "kind": "data_id", "name": self.name}
         finding = {"id": self.id, "numbers": self.numbers}
-        return {**kind, "finding": finding, "cause": self.cause, "ranks": self.ranks}
+        return {**kind, "finding": finding, "cause": asdict(self.cause), "ranks": self.ranks}
 
 
 @dataclass(frozen=True)
@@ -56,11 +62,14 @@ class Cause:
     step: int
     kind: str
     name: str
-    text: str
+    cause: CauseId
 
     def to_json(self) -> dict[str, Any]:
         """An entry of the file."""
         return asdict(self)
+
+
+_NO_SAMPLER = CauseId("no_data_sampler")
 
 
 def check_samples(reference: Path, run: Path) -> list[Finding]:
@@ -138,14 +147,9 @@ def _batch_statistics(reference: Path, step: int) -> list[Cause]:
     names = sorted({r["name"].removesuffix(end) for r in records if r["name"].endswith(end)})
     if not names:
         return []
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-    text = (
-        f"{names[0]}{more} normalizes by the samples of a batch, and each data-parallel rank has a "
-        "batch of its own (BatchNorm in training). Use SyncBatchNorm on GPUs, GroupNorm, or eval() "
-        "of these modules, in both runs."
-    )
+    cause = CauseId("batch_statistics", {"modules": len(names)}, {"module": names[0]})
     of_forward = [r["name"] for r in records if r["kind"] == "activation" and r["name"] in names]
-    return [Cause(step, "activation", next(iter([*of_forward, *names])), text)]
+    return [Cause(step, "activation", next(iter([*of_forward, *names])), cause)]
 
 
 def _mean_of_means(reference: Path, run: Path, step: int, mesh: Mesh) -> list[Cause]:
@@ -173,13 +177,8 @@ def _mean_of_means(reference: Path, run: Path, step: int, mesh: Mesh) -> list[Ca
         ]
         weighted = sum(n * loss for n, loss in zip(counts, losses, strict=True))
         if len(set(counts)) > 1 and abs(weighted / sum(counts) - whole) < _CLEARLY * error:
-            text = (
-                f"the data-parallel ranks count {min(counts)} to {max(counts)} labels, and each "
-                "takes the mean over its own. The single process takes the mean over all labels: "
-                "weighted by their numbers the ranks' losses give its loss. Divide sums of losses "
-                "by the number of labels of all ranks, times the ranks."
-            )
-            return [Cause(step, "scalar", "loss", text)]
+            numbers = {"least": min(counts), "most": max(counts)}
+            return [Cause(step, "scalar", "loss", CauseId("mean_of_own_labels", numbers))]
     return []
 
 
@@ -206,10 +205,7 @@ def _about_calls(
                 "rank": others[0],
                 "calls": theirs,
             }
-            cause = (
-                "both must make the same micro-batches: give --reference-command with arguments "
-                "that do"
-            )
+            cause = CauseId("other_micro_batches")
             return [
                 Finding(step, name, "other_number_of_calls", cause, others, numbers=numbers)
             ]
@@ -257,10 +253,7 @@ def _about_whole(
         if not _have_own_samples(run, step, name, having, mesh):
             found.append(finding)
             continue
-        cause = (
-            f"each rank draws samples of its own, so the single process must train on all "
-            f"{samples * mesh.data_degree}"
-        )
+        cause = CauseId("own_samples_on_each_rank", {"samples": samples * mesh.data_degree})
         found.append(replace(finding, cause=cause, samples=samples))
     return found
 
