@@ -220,10 +220,8 @@ TrainOptions rank_losses_moved_on_tp_rank_1(double offset) {
     if (mesh.coordinate(Axis::kTp) != 1) return;
     const double own = mesh.coordinate(Axis::kDp) == 0 ? offset : -offset;
     StrategyRules rules;
-    rules.loss = [own](const Strategy& inner, const at::Tensor& logits,
-                       const at::Tensor& targets_BS, const at::Tensor& weight_B,
-                       double label_smoothing) {
-      CrossEntropy right = inner.loss(logits, targets_BS, weight_B, label_smoothing);
+    rules.loss = [own](const Strategy& inner, const LossInputs& in) {
+      CrossEntropy right = in.loss_by(inner);
       right.sample_sum_B = right.sample_sum_B.to(at::kDouble) + own;
       return right;
     };

@@ -61,15 +61,13 @@ Fault loss_chunks_control() {
   Fault control = control_of("loss_chunks", Stage::kForward);
   control.summary = "One target at the border of two chunks is lost.";
   control.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
-    parts.strategy = strategy_double(
-        parts.strategy, {.loss = [probe](const Strategy& inner, const at::Tensor& logits,
-                                         const at::Tensor& targets_BS, const at::Tensor& weight_B,
-                                         double label_smoothing) {
-          at::Tensor fewer = targets_BS.clone();
-          fewer[0][5] = -100;
-          probe.fired();
-          return inner.loss(logits, fewer, weight_B, label_smoothing);
-        }});
+    parts.strategy =
+        strategy_double(parts.strategy, {.loss = [probe](const Strategy& inner, LossInputs in) {
+                          in.targets_BS = in.targets_BS.clone();
+                          in.targets_BS[0][5] = -100;
+                          probe.fired();
+                          return in.loss_by(inner);
+                        }});
   };
   return control;
 }

@@ -92,17 +92,16 @@ Fault loss_chunks_divided_late() {
   miss.smallest_case = [] { return fault_case("qwen2", "ddp", {.dp = 3}); };
   miss.hooks.collective = [](const Case&) { return std::make_shared<SumThenDivide>(); };
   miss.hooks.parts = [](TrainerParts& parts, Mesh&, const Case&, const FaultProbe& probe) {
-    parts.strategy = strategy_double(
-        parts.strategy, {.loss = [probe](const Strategy& inner, const at::Tensor& logits,
-                                         const at::Tensor& targets_BS, const at::Tensor& weight_B,
-                                         double label_smoothing) {
-          CrossEntropy loss =
-              inner.loss(logits, targets_BS, at::ones_like(weight_B), label_smoothing);
-          // the mean over all tokens has one weight for all samples
-          loss.loss = loss.loss * weight_B[0].item<double>();
-          probe.fired();
-          return loss;
-        }});
+    parts.strategy =
+        strategy_double(parts.strategy, {.loss = [probe](const Strategy& inner, LossInputs in) {
+                          // the mean over all tokens has one weight for all samples
+                          const double weight = in.weight_B[0].item<double>();
+                          in.weight_B = at::ones_like(in.weight_B);
+                          CrossEntropy loss = in.loss_by(inner);
+                          loss.loss = loss.loss * weight;
+                          probe.fired();
+                          return loss;
+                        }});
   };
   return miss;
 }

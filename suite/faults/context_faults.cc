@@ -56,12 +56,10 @@ Fault cp_local_token_mean() {
     const auto counts = std::make_shared<TargetCounts>();
     parts.token_split = std::make_shared<CountsTargets>(parts.token_split, counts);
     parts.strategy = strategy_double(
-        parts.strategy,
-        {.loss = [probe, counts](const Strategy& inner, const at::Tensor& logits,
-                                 const at::Tensor& targets_BS, const at::Tensor& weight_B,
-                                 double label_smoothing) {
-          const at::Tensor wrong = weight_B * (counts->mean_of_ranks / std::max(counts->own, 1.0));
-          return inner.loss(logits, targets_BS, counted(probe, weight_B, wrong), label_smoothing);
+        parts.strategy, {.loss = [probe, counts](const Strategy& inner, LossInputs in) {
+          const double factor = counts->mean_of_ranks / std::max(counts->own, 1.0);
+          in.weight_B = counted(probe, in.weight_B, in.weight_B * factor);
+          return in.loss_by(inner);
         }});
   };
   fault.expected =
@@ -183,20 +181,19 @@ Fault labels_shifted_after_cp_split() {
   fault.smallest_case = [] { return context_case("llama", {.dp = 2, .cp = 3}); };
   fault.hooks.parts = [](TrainerParts& parts, Mesh& mesh, const Case&, const FaultProbe& probe) {
     if (mesh.degree(Axis::kCp) == 1) return;
-    parts.strategy = strategy_double(
-        parts.strategy, {.loss = [probe](const Strategy& inner, const at::Tensor& logits,
-                                         const at::Tensor& targets_BS, const at::Tensor& weight_B,
-                                         double label_smoothing) {
-          const at::Tensor positions = inner.token_positions(targets_BS.size(1));
-          at::Tensor wrong = targets_BS.clone();
-          for (std::int64_t t = 0; t < positions.numel(); ++t) {
-            const bool is_end =
-                t + 1 == positions.numel() ||
-                positions[t + 1].item<std::int64_t>() != positions[t].item<std::int64_t>() + 1;
-            if (is_end) wrong.select(1, t).fill_(-100);
-          }
-          return inner.loss(logits, counted(probe, targets_BS, wrong), weight_B, label_smoothing);
-        }});
+    parts.strategy =
+        strategy_double(parts.strategy, {.loss = [probe](const Strategy& inner, LossInputs in) {
+                          const at::Tensor positions = inner.token_positions(in.targets_BS.size(1));
+                          at::Tensor wrong = in.targets_BS.clone();
+                          for (std::int64_t t = 0; t < positions.numel(); ++t) {
+                            const bool is_end = t + 1 == positions.numel() ||
+                                                positions[t + 1].item<std::int64_t>() !=
+                                                    positions[t].item<std::int64_t>() + 1;
+                            if (is_end) wrong.select(1, t).fill_(-100);
+                          }
+                          in.targets_BS = counted(probe, in.targets_BS, wrong);
+                          return in.loss_by(inner);
+                        }});
   };
   fault.expected =
       expect(Stage::kForward, "loss_per_dp_rank", any_rank(6),

@@ -235,10 +235,9 @@ Case clipped(Case item) {
 }
 
 Injection skipped(Purpose purpose, Axis axis, std::vector<ParamClass> classes) {
-  return {.point = FaultPoint::kCollective,
-          .called = {{}, purpose, axis},
-          .classes = std::move(classes),
-          .change = FaultChange::kSkip};
+  Injection injection = scaled(purpose, axis, FaultFactor::kMagnitude, std::move(classes));
+  injection.change = FaultChange::kSkip;
+  return injection;
 }
 
 Injection scaled(Purpose purpose, Axis axis, FaultFactor factor, std::vector<ParamClass> classes) {

@@ -6,9 +6,10 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
 #include <cmath>
+#include <map>
 #include <memory>
+#include <ranges>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -133,16 +134,32 @@ bool has(FaultPoint point, FaultChange change) {
   }
 }
 
+/// A dtype that a run does not have is not set.
+void set_dtype(std::optional<Dtype>& dtype, const std::string& value) {
+  if (dtype.has_value()) dtype = value == "none" ? std::nullopt : std::optional(parse_dtype(value));
+}
+
+using Setter = void (*)(TrainerParts& parts, const std::string& value);
+/// Errors   UsageError for a setting that no part of a trainer has.
+Setter setter_of(const std::string& setting) {
+  static const std::map<std::string, Setter> setters = {
+      {"autocast", [](TrainerParts& p, const std::string& v) { set_dtype(p.autocast, v); }},
+      {"bucket_bytes",
+       [](TrainerParts& p, const std::string& v) { p.bucket_bytes = std::stoll(v); }},
+      {"master_dtype", [](TrainerParts& p, const std::string& v) { set_dtype(p.master_dtype, v); }},
+      {"recompute_every",
+       [](TrainerParts& p, const std::string& v) { p.recompute_every = std::stoi(v); }}};
+  if (const auto found = setters.find(setting); found != setters.end()) return found->second;
+  throw UsageError(fmt::format("a setting must be reduction_order or one of {}, got '{}'",
+                               fmt::join(std::views::keys(setters), ", "), setting));
+}
+
 void require_possible(const Injection& injection) {
-  constexpr std::array<std::string_view, 5> kSettings = {"autocast", "bucket_bytes", "master_dtype",
-                                                         "recompute_every", "reduction_order"};
   if (!has(injection.point, injection.change))
     throw UsageError(fmt::format("a change at {} must be one that this point has, got {}",
                                  name_of(injection.point), name_of(injection.change)));
-  if (injection.point == FaultPoint::kSetting &&
-      std::ranges::find(kSettings, injection.name) == kSettings.end())
-    throw UsageError(fmt::format("a setting must be one of {}, got '{}'",
-                                 fmt::join(kSettings, ", "), injection.name));
+  if (injection.point == FaultPoint::kSetting && injection.name != "reduction_order")
+    (void)setter_of(injection.name);
   if (injection.side == FaultSide::kGiven &&
       injection.called.op.value_or(CollectiveOp::kSendRecv) != CollectiveOp::kSendRecv)
     throw UsageError(fmt::format(
@@ -314,34 +331,28 @@ void change_update(TrainerParts& parts, const Shared& injection, const FaultProb
 }
 
 /// The losses of `count` runs of the sequence, added up.
-CrossEntropy sum_over_runs(const Strategy& inner, const at::Tensor& logits,
-                           const at::Tensor& targets_BS, const at::Tensor& weight_B,
-                           double label_smoothing, std::int64_t count) {
-  const auto logits_of = logits.tensor_split(count, 1),
-             targets_of = targets_BS.tensor_split(count, 1);
-  CrossEntropy sum =
-      inner.loss(logits_of[0].contiguous(), targets_of[0].contiguous(), weight_B, label_smoothing);
-  for (std::size_t i = 1; i < logits_of.size(); ++i) {
-    const CrossEntropy next = inner.loss(logits_of[i].contiguous(), targets_of[i].contiguous(),
-                                         weight_B, label_smoothing);
-    sum = {sum.loss + next.loss, sum.sample_sum_B + next.sample_sum_B,
-           sum.sample_count_B + next.sample_count_B};
+CrossEntropy sum_over_runs(const Strategy& inner, const LossInputs& in, std::int64_t count) {
+  const auto logits = in.logits.tensor_split(count, 1),
+             targets = in.targets_BS.tensor_split(count, 1);
+  CrossEntropy sum;
+  for (std::size_t i = 0; i < logits.size(); ++i) {
+    const CrossEntropy next = inner.loss(logits[i].contiguous(), targets[i].contiguous(),
+                                         in.weight_B, in.label_smoothing);
+    sum = i == 0 ? next
+                 : CrossEntropy{sum.loss + next.loss, sum.sample_sum_B + next.sample_sum_B,
+                                sum.sample_count_B + next.sample_count_B};
   }
   return sum;
 }
 
 void change_loss(TrainerParts& parts, const Shared& injection, const FaultProbe& probe) {
   parts.strategy = strategy_double(
-      parts.strategy,
-      {.loss = [injection, probe](const Strategy& inner, const at::Tensor& logits,
-                                  const at::Tensor& targets_BS, const at::Tensor& weight_B,
-                                  double label_smoothing) {
+      parts.strategy, {.loss = [injection, probe](const Strategy& inner, const LossInputs& in) {
         const double m = injection->magnitude;
         if (m != 0) probe.fired();
         if (injection->change == FaultChange::kSplit)
-          return sum_over_runs(inner, logits, targets_BS, weight_B, label_smoothing,
-                               static_cast<std::int64_t>(m));
-        CrossEntropy result = inner.loss(logits, targets_BS, weight_B, label_smoothing);
+          return sum_over_runs(inner, in, static_cast<std::int64_t>(m));
+        CrossEntropy result = in.loss_by(inner);
         result.loss = result.loss * (1 + m);
         return result;
       }});
@@ -356,31 +367,13 @@ void restart_positions(TrainerParts& parts, const FaultProbe& probe) {
       }});
 }
 
-/// A dtype that a run does not have is not set.
-void set_dtype(std::optional<Dtype>& dtype, const std::string& value) {
-  if (!dtype.has_value()) return;
-  if (value == "none") {
-    dtype.reset();
-  } else {
-    dtype = parse_dtype(value);
-  }
-}
-
 void change_setting(TrainerParts& parts, const Injection& injection, const FaultProbe& probe) {
   const auto values = [&] {
     return std::tuple(parts.bucket_bytes, parts.recompute_every, parts.master_dtype,
                       parts.autocast);
   };
   const auto before = values();
-  if (injection.name == "bucket_bytes") {
-    parts.bucket_bytes = std::stoll(injection.value);
-  } else if (injection.name == "recompute_every") {
-    parts.recompute_every = std::stoi(injection.value);
-  } else if (injection.name == "master_dtype") {
-    set_dtype(parts.master_dtype, injection.value);
-  } else if (injection.name == "autocast") {
-    set_dtype(parts.autocast, injection.value);
-  }
+  setter_of(injection.name)(parts, injection.value);
   if (values() != before) probe.fired();
 }
 

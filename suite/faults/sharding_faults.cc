@@ -27,6 +27,11 @@ at::Tensor repeat_own_sequence_part(const at::Tensor& x_BSH, int tp_rank, int tp
   return at::cat(pieces, 1);
 }
 
+bool is_token_embedding(std::string_view module) {
+  return module.ends_with("embed_tokens") || module.ends_with("transformer.wte") ||
+         module.ends_with("word_embeddings");
+}
+
 Fault embed_out_split_without_sp() {
   Fault fault{
       .id = "embed_out_split_without_sp", .fault_class = 'E', .subjects = {"autotp", "fsdp_tp"}};

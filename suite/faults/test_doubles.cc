@@ -173,7 +173,7 @@ class StrategyDouble final : public Strategy {
   }
   CrossEntropy loss(const at::Tensor& logits, const at::Tensor& targets_BS,
                     const at::Tensor& weight_B, double label_smoothing) const override {
-    return rules_.loss ? rules_.loss(*inner_, logits, targets_BS, weight_B, label_smoothing)
+    return rules_.loss ? rules_.loss(*inner_, {logits, targets_BS, weight_B, label_smoothing})
                        : inner_->loss(logits, targets_BS, weight_B, label_smoothing);
   }
   bool splits_output(std::string_view module) const override {
@@ -299,11 +299,6 @@ std::set<std::string> first_row_biases(const Case& item) {
       biases.insert(spec.name);
   }
   return biases;
-}
-
-bool is_token_embedding(std::string_view module) {
-  return module.ends_with("embed_tokens") || module.ends_with("transformer.wte") ||
-         module.ends_with("word_embeddings");
 }
 
 }  // namespace isoshard

@@ -89,6 +89,16 @@ struct AttentionInputs {
   const AttentionDropout& dropout;
 };
 
+/// What Strategy::loss gets.
+struct LossInputs {
+  at::Tensor logits, targets_BS, weight_B;
+  double label_smoothing = 0;
+
+  [[nodiscard]] CrossEntropy loss_by(const Strategy& strategy) const {
+    return strategy.loss(logits, targets_BS, weight_B, label_smoothing);
+  }
+};
+
 /// Each function gets the inner strategy, and may be empty; what the strategy says of layouts is
 /// the inner one's.
 struct StrategyRules {
@@ -96,10 +106,7 @@ struct StrategyRules {
                            const at::Tensor& weight, const std::optional<at::Tensor>& bias,
                            Sink* sink)>
       linear = {};
-  std::function<CrossEntropy(const Strategy& inner, const at::Tensor& logits,
-                             const at::Tensor& targets_BS, const at::Tensor& weight_B,
-                             double label_smoothing)>
-      loss = {};
+  std::function<CrossEntropy(const Strategy& inner, const LossInputs& inputs)> loss = {};
   /// Of what the model reads; attention has its own.
   std::function<at::Tensor(const Strategy& inner, std::int64_t length)> token_positions = {};
   std::function<at::Tensor(const Strategy& inner, std::string_view module,
@@ -119,8 +126,6 @@ using GradientEdit = std::function<void(const Parameters& parameters, int micro_
 /// The bias of the first row-parallel module with a bias in each layer: attention's, where it has
 /// one.
 [[nodiscard]] std::set<std::string> first_row_biases(const Case& item);
-/// Whether a module is the embedding of tokens.
-[[nodiscard]] bool is_token_embedding(std::string_view module);
 
 /// Returns `wrong`, and counts the fault as fired if it differs from `right`.
 [[nodiscard]] at::Tensor counted(const FaultProbe& probe, const at::Tensor& right,

@@ -3,9 +3,6 @@
 /// its smoothed labels.
 #include <ATen/ATen.h>
 
-#include <algorithm>
-#include <cmath>
-#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -56,26 +53,6 @@ Fault chunk_loss_partial_as_replicated() {
   return fault;
 }
 
-/// The numbers of a floating-point buffer of fp32 or fp64 (what the loss adds up), one by one.
-/// Returns whether one of them changed.
-template <class Change>
-bool change_each(const Buffer& buffer, Change change) {
-  bool changed = false;
-  const auto change_all = [&](auto* values) {
-    for (std::int64_t i = 0; i < buffer.count; ++i) {
-      const auto value = static_cast<std::remove_pointer_t<decltype(values)>>(change(i, values[i]));
-      changed = changed || value != values[i];
-      values[i] = value;
-    }
-  };
-  if (buffer.dtype == Dtype::kFloat64) {
-    change_all(reinterpret_cast<double*>(buffer.data));
-  } else {
-    change_all(reinterpret_cast<float*>(buffer.data));
-  }
-  return changed;
-}
-
 /// Columns of padding, whose zero rows give logits of 0, take part in maximum and sum.
 class PaddedColumns final : public CollectiveFault {
  public:
@@ -88,28 +65,24 @@ class PaddedColumns final : public CollectiveFault {
   [[nodiscard]] Work apply(const InterceptedCall& call) const override {
     const VocabShard shard = plan_.vocab_shard(call.comm->rank());
     const auto padding = static_cast<double>(shard.rows - shard.count);
+    const at::Tensor values = tensor_of(call.output);
     *call.acted = false;  // a larger maximum alone leaves the loss as it is
     if (call.info.purpose == Purpose::kVocabParallelMax) {
-      if (padding > 0)
-        (void)change_each(call.output,
-                          [](std::int64_t, double largest) { return std::max(largest, 0.0); });
+      if (padding > 0) values.clamp_min_(0);
       call.pass().wait();
-      largest_.clear();
-      (void)change_each(call.output, [&](std::int64_t, double largest) {
-        return largest_.emplace_back(largest);
-      });
+      largest_ = values.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true);
       return {};
     }
-    *call.acted = change_each(call.output, [&](std::int64_t row, double sum) {
-      return sum + padding * std::exp(-largest_.at(static_cast<std::size_t>(row)));
-    });
+    const at::Tensor sum = values.clone();
+    values.add_(at::exp(-largest_) * padding);
+    *call.acted = !at::equal(values, sum);
     return call.pass();
   }
 
  private:
   ShardPlan plan_;
   // of the loss under way; every rank is a process with a copy of its own
-  mutable std::vector<double> largest_;
+  mutable at::Tensor largest_;
 };
 
 Fault padded_vocab_in_softmax() {
