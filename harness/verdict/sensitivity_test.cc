@@ -10,6 +10,7 @@
 #include "harness/judge/judge.h"
 #include "harness/testing/said_matchers.h"
 #include "harness/testing/synthetic.h"
+#include "harness/verdict/would_miss.h"
 
 namespace isoshard {
 namespace {
@@ -221,6 +222,29 @@ TEST(PublishedBounds, AreOfValuesAsLargeAsThePublishedOnes) {
 
   EXPECT_DOUBLE_EQ(bounds.at(0).measured, 0.1);
   EXPECT_FALSE(published_bounds({t}, Dtype::kBFloat16).at(0).holds) << "a NaN is outside any bound";
+}
+
+// A pool may be of a step whose tensors are all rounding noise, as where a run has gone far.
+TEST(Sensitivity, APoolOfAStepThatShowsNothingChangesNothing) {
+  const auto gradient = [](int step, bool insensitive) {
+    TensorComparison t;
+    t.key = {step, RecordKind::kGrad, "w", 0};
+    t.stats.numel = 4;
+    t.scale_sensitivity = 0.25;
+    t.insensitive = insensitive;
+    return t;
+  };
+  Verdict verdict;
+  verdict.compared = 2;
+  verdict.tensors = {gradient(0, false), gradient(1, true)};
+  const std::string without = would_miss(verdict, {});
+  PooledComparison pool;
+  pool.allowed_scale = {0.9, 1.1};
+  for (const int step : {1, 0}) {
+    pool.first = {step, RecordKind::kGrad, "w", 0};
+    verdict.pools = {pool};
+    EXPECT_EQ(would_miss(verdict, {}) == without, step == 1) << step;
+  }
 }
 
 }  // namespace

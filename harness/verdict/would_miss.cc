@@ -50,8 +50,8 @@ Missed missed_of(const Verdict& verdict, RecordKind kind) {
       found->second = std::min(found->second, p.least_found());
     }
     if (p.pool == PoolOf::kRank) continue;
-    double& least = together.at(p.first.step);
-    least = std::min(least, p.least_found());
+    const auto least = together.find(p.first.step);
+    if (least != together.end()) least->second = std::min(least->second, p.least_found());
   }
   for (const auto& [key, error] : alone) {
     if (!missed.any || error > missed.worst) {
