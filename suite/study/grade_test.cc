@@ -149,7 +149,7 @@ TEST(CauseGrade, OfTheCatalogIsRight) {
     for (int rank = 0; rank < item.world_size(); ++rank)
       if (injection.side == FaultSide::kGiven || injection.is_on(item.mesh(), rank))
         wrong_ranks.push_back(rank);
-    const Cause cause = make_cause(fault.expected->cause.id, fault.expected->cause.values);
+    const Cause cause = {fault.expected->cause.id, fault.expected->cause.values};
 
     const CauseGrade grade =
         grade_of(injection, wrong_ranks, {std::nullopt, fault.expected->ranks, cause});
