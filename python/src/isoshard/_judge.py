@@ -34,7 +34,7 @@ _OURS = "ours"  # in place of a bundle: the program isoshard makes the reference
 #: What --report may end in, as isoshard-judge writes it.
 _REPORT_ENDINGS = (".json", ".txt", ".xml", ".html")
 _ERROR_NAMES = r"rank\d+(\.finding)?\.txt"
-_LOG_NAMES = r".*\.log|.*\.stack|modules\.json"
+_LOG_NAMES = r".*\.log|.*\.stack|.*\.notes|modules\.json"
 
 
 @dataclass
@@ -66,6 +66,7 @@ class JudgeOptions:
     jobs: int = 0
     verbose: bool = False
     quiet: bool = False
+    precision: str = "native"
 
 
 def judge(options: JudgeOptions) -> int:
@@ -78,14 +79,20 @@ def judge(options: JudgeOptions) -> int:
         _require_writable(keep, "--output-dir")
     folder = keep or Path(tempfile.mkdtemp(prefix="isoshard-"))
     try:
-        driver = _Driver(options, folder.resolve(), seconds)
+        driver = Driver(options, folder.resolve(), seconds)
         if options.report is not None:
             _check_report(options.report)
         driver.require_script()
         if options.report is not None:
             _set_aside(options.report)  # after all that is refused
-        return driver.run()
+        if options.precision == "native":
+            return driver.run()
+        from . import _precision
+
+        return _precision.judge(driver)
     finally:
+        for path in (folder / "caches", folder / "float64" / "caches"):
+            shutil.rmtree(path, ignore_errors=True)
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -175,9 +182,15 @@ def _check_options_file(path: str) -> None:
         ) from None
 
 
-class _Driver:
-    def __init__(self, options: JudgeOptions, folder: Path, seconds: Seconds) -> None:
+class Driver:
+    """All runs of one precision, and the verdict on them."""
+
+    def __init__(
+        self, options: JudgeOptions, folder: Path, seconds: Seconds, precision: str = "native"
+    ) -> None:
         self.options, self.folder, self.seconds = options, folder, seconds
+        self.precision = precision
+        self.caches = caches_of(folder)
         self.launch = None if options.execute else _launch.recognise(options.command)
         if self.launch is not None and _may_have_gpu():
             self.launch = None
@@ -209,7 +222,8 @@ class _Driver:
             f"{Path.cwd()}."
         )
 
-    def run(self) -> int:
+    def prepare(self) -> None:
+        """Imports what the script imports, where its ranks are forked from this process."""
         options = self.options
         if self.is_forked or self.is_ours or options.reference is None:
             with self.seconds.measure("imports"):
@@ -218,11 +232,20 @@ class _Driver:
                 at = _launch.script_at(options.command)
                 script = None if at is None else options.command[at]
                 _fork.prepare(self.launch.script if self.launch is not None else script)
-        reference = options.reference
+
+    def run(self) -> int:
+        """Makes all runs and returns the exit code of the verdict."""
+        self.prepare()
+        reference = self.options.reference
         if reference is None:
-            reference = self._make_reference()
+            reference = self.make_reference()
+            self.make_responses(reference)
         elif self.is_ours:
             reference = self._make_ours()
+        return self.judge_run(reference)
+
+    def judge_run(self, reference: Path) -> int:
+        """Runs the command and compares it with the reference."""
         with self.seconds.measure("run"):
             run = self.folder / "run"
             self._run_as_it_is(run)
@@ -230,7 +253,8 @@ class _Driver:
 
     # -- reference ---------------------------------------------------------------------------
 
-    def _make_reference(self) -> Path:
+    def make_reference(self) -> Path:
+        """Runs one process."""
         reference = self.folder / "reference"
         self._say("reference: one process ...")
         with self.seconds.measure("reference"):
@@ -239,13 +263,16 @@ class _Driver:
                 from . import _fork
 
                 _fork.learn(reference.with_name("reference.logs"))
+        return reference
+
+    def make_responses(self, reference: Path) -> None:
+        """Runs one process with moved weights, and writes into the reference how far it moves."""
         self._say(f"reference: {NUM_PERTURBED} times with weights moved by one ulp ...")
         perturbed = [self.folder / f"perturbed{i}" for i in range(NUM_PERTURBED)]
         with self.seconds.measure("perturbed"):
             self._single([("perturbed", path, _FIRST_SEED + i) for i, path in enumerate(perturbed)])
         with self.seconds.measure("responses"):
             _program.respond(reference, perturbed)
-        return reference
 
     def _make_ours(self) -> Path:
         from . import _ours
@@ -361,6 +388,7 @@ class _Driver:
             options_file=options.options_file,
             model_config=str(self._config_file()) if subject == "single" else None,
             compare_with=compare_with,
+            precision=self.precision,
             overrides=overrides,
         )
 
@@ -378,7 +406,7 @@ class _Driver:
         if launch is not None:
             from . import _fork
 
-            return _fork.start(launch, config, logs, run), run
+            return _fork.start(launch, config, logs, run, self.caches), run
         from ._auto import VARIABLE
 
         logs.mkdir(parents=True, exist_ok=True)
@@ -386,6 +414,7 @@ class _Driver:
         path = os.environ.get("PYTHONPATH")
         environment = {
             **os.environ,
+            **self.caches,
             "PYTHONPATH": site if not path else f"{site}{os.pathsep}{path}",
             VARIABLE: config.to_text(),
             "ISOSHARD_RUN_ID": run,
@@ -483,6 +512,18 @@ class _Driver:
     def _say(self, text: str) -> None:
         if not self.options.quiet:
             print(text, file=sys.stderr, flush=True)
+
+
+def caches_of(folder: Path) -> dict[str, str]:
+    """Variables that give the runs of a verdict caches of their own.
+
+    Code that another precision compiled must not run here, nor in the user's own runs later.
+    """
+    caches = folder / "caches"
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+        "TRITON_CACHE_DIR": str(caches / "triton"),
+    }
 
 
 def _mesh_of(options: JudgeOptions) -> Mesh:

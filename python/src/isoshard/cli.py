@@ -269,6 +269,7 @@ def _judge_options(options: argparse.Namespace, command: list[str]) -> JudgeOpti
         allow_one_process=options.allow_one_process,
         verbose=options.verbose,
         quiet=options.quiet,
+        precision=options.precision,
     )
 
 
@@ -343,6 +344,12 @@ def _add_judge_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--mesh", help="axes from slow to fast, such as dp=2,tp=2 (default: dp over all ranks)")
     add("--steps", type=int, default=2, help="optimizer steps to record (default 2)")
+    add(
+        "--precision",
+        choices=["native", "float64", "both"],
+        default="native",
+        help="judge the script as it is, computed in float64, or both (default native)",
+    )
     add("--reference", type=Path, help="a bundle to judge against, or ours: isoshard trains it")
     add("--reference-command", help="the command of the reference (default: one process)")
     add("--output-dir", type=Path, help="keep bundles, logs and report.json here")
