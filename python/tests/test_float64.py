@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The float64 mode in one process: names, tables, strays, casts, draws, what is switched off.
+
+Each case runs in a process of its own, because the mode cannot be left. `without` names the part of
+the mode that a control leaves out; the claim must then be false.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+_START = """
+import json, sys
+import torch
+from isoshard import _float64
+from isoshard._float64 import _draws, _imports, _readers, _strays, _switched_off, _tags
+for part in sys.argv[1:]:
+    owner, _, name = part.rpartition(".")
+    module = getattr(_float64, owner)
+    setattr(module, name, (lambda *a, **k: None))
+"""
+
+
+def said(tmp_path: Path, before: str, after: str, *without: str) -> dict[str, object]:
+    """Runs lines before and after the mode begins; returns what they put into `out`."""
+    code = f"{_START}out = {{}}\n{before}\n_float64.enter()\n{after}\nprint(json.dumps(out))\n"
+    script = tmp_path / "script.py"
+    script.write_text(code)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    result = subprocess.run(
+        [sys.executable, str(script), *without], capture_output=True, text=True, env=environment
+    )
+    if result.returncode != 0:
+        return {"error": result.stderr}
+    found: dict[str, object] = json.loads(result.stdout.splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("name", ["float32", "float", "bfloat16", "float16", "half"])
+def test_1_names_are_float64_in_comparisons_tables_and_tensors(tmp_path: Path, name: str) -> None:
+    out = said(
+        tmp_path,
+        "table = {torch.float32: 4, torch.bfloat16: 2, torch.float64: 8}",
+        f"n = torch.{name}\n"
+        "out['equal'] = [n == torch.float64, n != torch.float64, hash(n) == hash(torch.float64)]\n"
+        "out['made'] = str(torch.empty(2, dtype=n).dtype)\n"
+        "out['rows'] = len(table)\n"
+        "out['found'] = table[torch.empty(2).dtype]\n"
+        "import pickle\n"
+        "out['pickled'] = pickle.loads(pickle.dumps(n)) is n",
+    )
+    assert out == {
+        "equal": [True, False, True],
+        "made": "torch.float64",
+        "rows": 3,
+        "found": 8,
+        "pickled": True,
+    }
+
+
+_SAVED = "torch.save({'w': torch.ones(3), 'd': torch.float32}, 'x.pt')\n"
+_LOADED = (
+    "torch.save({'w': torch.ones(3), 'i': torch.ones(2, dtype=torch.int32)}, 'y.pt')\n"
+    "out['old'] = str(torch.load('x.pt')['w'].dtype)\n"
+    "out['new'] = str(torch.load('y.pt')['w'].dtype)\n"
+    "out['int'] = str(torch.load('y.pt')['i'].dtype)"
+)
+
+
+def test_1_torch_save_and_load_work_because_tables_are_built_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    good = {"old": "torch.float64", "new": "torch.float64", "int": "torch.int32"}
+    assert said(tmp_path, _SAVED, _LOADED) == good
+    reads = _LOADED.partition("\n")[2]
+    kept = "_imports.load_owners_of_tables"
+    unwrapped = said(tmp_path, "", _LOADED.partition("\n")[0] + "\n" + reads, kept)
+    assert unwrapped != good
+
+
+def test_1_a_table_of_the_script_whose_rows_became_one_is_named(tmp_path: Path) -> None:
+    (tmp_path / "sizes.py").write_text(
+        "import torch\n\nSIZES = {torch.float32: 4, torch.bfloat16: 2}\nONE = {torch.float32: 4}\n"
+    )
+    out = said(
+        tmp_path,
+        "sys.path.insert(0, '.')\nsys.path.insert(0, sys.path[0])",
+        "import sizes\nout['rows'] = len(sizes.SIZES)\n"
+        "_imports.tell_collapsed_tables()\n"
+        "from isoshard._float64 import _notes\n"
+        "out['notes'] = [n for n in _notes.notes() if 'sizes.py' in n]",
+    )
+    assert out["rows"] == 1
+    assert len(out["notes"]) == 1 and "sizes.py:3" in out["notes"][0]  # type: ignore[index, arg-type]
+
+
+def test_2_readers_use_the_real_names_and_widen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    before = "torch.save({'w': torch.full((3,), 0.1), 'b': torch.ones(2).bfloat16()}, 'x.pt')"
+    after = (
+        "read = torch.load('x.pt')\n"
+        "out['dtypes'] = [str(t.dtype) for t in read.values()]\n"
+        "out['value'] = read['w'][0].item()"
+    )
+    assert said(tmp_path, before, after) == {
+        "dtypes": ["torch.float64", "torch.float64"],
+        "value": 0.10000000149011612,  # the float32 of the file
+    }
+    assert said(tmp_path, before, after, "_readers.install")["dtypes"] != ["torch.float64"] * 2
+
+
+def test_3_stray_tensors_are_widened(tmp_path: Path) -> None:
+    before = "import numpy\nold = torch.ones(2)\nnarrow = torch.float32"
+    after = (
+        "a = numpy.ones(2, numpy.float32)\n"
+        "made = [torch.from_numpy(a), torch.tensor(a), torch.as_tensor(a), old + 1,\n"
+        "        torch.ones(2).type(torch.HalfTensor), torch.FloatTensor([1.0]),\n"
+        "        torch.ones(2).to(narrow), torch.ones(2, dtype=narrow), torch.ones(2).half(),\n"
+        "        torch.ones(2) @ old]\n"
+        "out['dtypes'] = sorted({str(t.dtype) for t in made})\n"
+        "out['type'] = torch.ones(2).type()"
+    )
+    assert said(tmp_path, before, after) == {
+        "dtypes": ["torch.float64"],
+        "type": "torch.FloatTensor",
+    }
+    assert said(tmp_path, before, after, "_strays.install") != {"dtypes": ["torch.float64"]}
+
+
+def test_3_a_cast_makes_a_copy_where_it_would_natively(tmp_path: Path) -> None:
+    out = said(
+        tmp_path,
+        "",
+        "x = torch.zeros(2)\ny = x.bfloat16()\ny += 1\nout['x'] = x.tolist()\n"
+        "out['same'] = [x.float() is x, y.float() is y, y.bfloat16() is y]",
+    )
+    assert out == {"x": [0.0, 0.0], "same": [True, False, True]}
+
+
+def test_4_compile_is_the_identity(tmp_path: Path) -> None:
+    after = (
+        "m = torch.nn.Linear(2, 2)\nout['same'] = torch.compile(m) is m\n"
+        "@torch.compile(fullgraph=True)\n"
+        "def double(x):\n    return 2 * x\n"
+        "out['value'] = double(torch.ones(1)).item()\n"
+        "from isoshard._float64 import _notes\nout['notes'] = len(_notes.notes())"
+    )
+    assert said(tmp_path, "", after) == {"same": True, "value": 2.0, "notes": 1}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
+def test_5_random_numbers_are_those_of_the_dtype_that_was_asked_for(
+    tmp_path: Path, dtype: str
+) -> None:
+    draws = (
+        f"d = torch.{dtype}\n"
+        "torch.manual_seed(0)\n"
+        "m = torch.nn.Linear(7, 20, dtype=d)\n"
+        "torch.nn.init.kaiming_normal_(m.weight)\n"
+        "drawn = [m.weight, m.bias, torch.randn(20, dtype=d), torch.rand(20, dtype=d),\n"
+        "         torch.randn_like(m.bias), torch.empty(20, dtype=d).uniform_(-1, 1),\n"
+        "         torch.empty(20, dtype=d).normal_(0, 2)]\n"
+        "torch.set_default_dtype(d)\n"
+        "drawn += [torch.nn.Linear(3, 20).weight, torch.randn(20)]\n"
+        "torch.set_default_dtype(torch.float32)\n"
+        "drawn = [t.detach().double() for t in drawn]\n"
+    )
+    before = draws + "native = drawn\n"
+    after = draws + "out['equal'] = all(map(torch.equal, drawn, native))"
+    assert said(tmp_path, before, after) == {"equal": True}
+    if dtype != "float64":
+        assert said(tmp_path, before, after, "_draws.install") == {"equal": False}
+
+
+def test_9_autocast_and_scaler_are_switched_off_with_notes(tmp_path: Path) -> None:
+    after = (
+        "m = torch.nn.Linear(2, 2)\n"
+        "with torch.autocast('cpu', dtype=torch.bfloat16):\n"
+        "    out['dtype'] = str(m(torch.ones(1, 2)).dtype)\n"
+        "out['enabled'] = torch.amp.GradScaler('cpu').is_enabled()\n"
+        "from isoshard._float64 import _notes\nout['notes'] = len(_notes.notes())"
+    )
+    right = {"dtype": "torch.float64", "enabled": False, "notes": 2}
+    assert said(tmp_path, "", after) == right
+    assert said(tmp_path, "", after, "_switched_off.install") != right
