@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The float64 mode in one process: names, tables, strays, casts, draws, what is switched off.
 
-Each case runs in a forked process of its own, because the mode cannot be left. `without` names the part of
-the mode that a control leaves out; the claim must then be false.
+Each case runs in a forked process of its own, because the mode cannot be left. `without` names the
+part of the mode that a control leaves out; the claim must then be false.
 """
 
 from __future__ import annotations
@@ -78,7 +78,8 @@ def test_1_torch_save_and_load_work_because_tables_are_built_before(tmp_path: Pa
     after = (
         "torch.save({'w': torch.ones(3), 'i': torch.ones(2, dtype=torch.int32)}, 'y.pt')\n"
         "out['dtypes'] = [str(t.dtype) for t in torch.load('y.pt').values()]\n"
-        "out['allowed'] = 'torch.bfloat16' in torch._weights_only_unpickler._get_allowed_globals()\n"
+        "allowed = torch._weights_only_unpickler._get_allowed_globals()\n"
+        "out['allowed'] = 'torch.bfloat16' in allowed\n"
         "out['rows'] = len(torch.storage._dtype_to_storage_type_map()) > 10"
     )
     fresh = (

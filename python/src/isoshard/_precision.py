@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -55,6 +55,11 @@ def judge(driver: Driver) -> int:
             f"--precision float64 must make its own reference, got --reference {options.reference}."
             " Leave one of the two out."
         )
+    if options.at_steps and 0 not in options.at_steps:
+        raise UsageError(
+            "--precision float64 compares step 0 with the native one, so --at-steps must have 0, "
+            f"got {','.join(map(str, options.at_steps))}. Add 0, or use --precision native."
+        )
     outcomes: list[Outcome] = []
     if options.precision == "both":
         outcomes.append(_timed("native", lambda: (driver.run(), "", [])))
@@ -65,7 +70,7 @@ def judge(driver: Driver) -> int:
         outcomes.append(_timed("float64", lambda: _float64(driver)))
     for outcome in outcomes:
         print(outcome.line())
-    for text in outcomes[-1].notes:
+    for text in () if options.quiet else outcomes[-1].notes:
         print(f"  float64: {text}")
     return worse(outcomes)
 
@@ -76,7 +81,8 @@ def worse(outcomes: Iterable[Outcome]) -> int:
     return max(codes, default=_INFRASTRUCTURE)
 
 
-def _timed(precision: str, run: Any) -> Outcome:
+def _timed(precision: str, run: Callable[[], tuple[int | None, str, list[str]]]) -> Outcome:
+    """The outcome of a function that judges; errors of a float64 run are the reason for none."""
     start = time.perf_counter()
     code: int | None
     try:

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`isoshard judge --precision`: two verdicts, the self-check between them, the worse exit code."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+from live_runs import needs, server
+
+pytestmark = needs("torch")
+
+_SCRIPT = """
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+model = nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 50))
+model = nn.parallel.DistributedDataParallel(model.to(torch.{dtype}))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps={eps})
+for batch in torch.randint(0, 50, (5, 4, 12), generator=torch.Generator().manual_seed(5)):
+    ids = batch.chunk(size)[rank]
+    {before}
+    logits = model(ids).float()
+    nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten()).backward()
+    {after}
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+_BIAS = "model.module[1].bias.grad"
+
+
+def judged(
+    folder: Path,
+    *options: str,
+    dtype: str = "bfloat16",
+    before: str = "pass",
+    after: str = "pass",
+    eps: str = "1e-8",
+    text: str | None = None,
+) -> tuple[int, dict[str, str], str]:
+    """Exit code, the word of each precision's line, and all that was printed."""
+    script = folder / "train.py"
+    whole = text or _SCRIPT.format(dtype=dtype, before=before, after=after, eps=eps)
+    script.write_text(whole)
+    torchrun = str(Path(sys.executable).parent / "torchrun")
+    words = ["judge", *options, "--", torchrun, "--nproc-per-node", "2", str(script)]
+    code, said = server().call(words)
+    lines = re.findall(r"^(native|float64) +(conforms|diverges|no verdict) +[\d.]+ s", said, re.M)
+    return code, dict(lines), said
+
+
+BOTH = {"native": "conforms", "float64": "conforms"}
+ONLY_FLOAT64 = {"native": "conforms", "float64": "diverges"}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_0_right_runs_conform_in_both_precisions(tmp_path: Path, dtype: str) -> None:
+    code, words, said = judged(tmp_path, "--precision", "both", dtype=dtype)
+    assert (code, words) == (0, BOTH), said
+
+
+def test_0_a_scale_that_roundings_hide_is_found_with_its_cause(tmp_path: Path) -> None:
+    after = f"size > 1 and {_BIAS}.mul_(1.004)"
+    code, words, said = judged(tmp_path, "--precision", "both", after=after)
+    assert (code, words) == (1, ONLY_FLOAT64), said
+    assert "scale 1.004" in said
+
+
+@pytest.mark.parametrize("size", ["1e-6", "1e-10"])
+def test_0_small_scales_are_found(tmp_path: Path, size: str) -> None:
+    after = f"size > 1 and {_BIAS}.mul_(1 + {size})"
+    code, words, said = judged(tmp_path, "--precision", "float64", after=after)
+    assert (code, words) == (1, {"float64": "diverges"}), said
+
+
+def test_4_caches_of_compilers_are_the_verdicts_own(tmp_path: Path) -> None:
+    before = (
+        "import os; from torch._inductor.runtime.cache_dir_utils import cache_dir; "
+        f"open({str(tmp_path / 'folders')!r}, 'a').write("
+        "cache_dir() + ' ' + os.environ['TRITON_CACHE_DIR'] + chr(10))"
+    )
+    keep = tmp_path / "kept"
+    code, words, said = judged(
+        tmp_path, "--precision", "both", "--output-dir", str(keep), before=before
+    )
+    assert (code, words) == (0, BOTH), said
+    folders = {tuple(line.split()) for line in (tmp_path / "folders").read_text().splitlines()}
+    own = [keep / "caches", keep / "float64" / "caches"]
+    assert folders == {(str(f / "inductor"), str(f / "triton")) for f in own}
+    assert not any(folder.exists() for folder in own)
+
+
+def test_6_a_program_that_float64_changes_gets_no_float64_verdict(tmp_path: Path) -> None:
+    after = f"torch.finfo({_BIAS}.dtype).eps < 1e-9 and {_BIAS}.mul_(1.5)"
+    code, words, said = judged(tmp_path, "--precision", "both", after=after)
+    assert (code, words) == (0, {"native": "conforms", "float64": "no verdict"}), said
+    assert "parameter gradient 1.bias (step 0)" in said
+    code, words, said = judged(tmp_path, "--precision", "float64", after=after)
+    assert (code, words) == (4, {"float64": "no verdict"}), said
+
+
+def test_7_the_exit_code_is_the_worse_one(tmp_path: Path) -> None:
+    """All dtypes are equal in float64: the branch that is wrong is taken natively only."""
+    after = f"size > 1 and {_BIAS}.dtype != torch.bfloat16 and {_BIAS}.mul_(2)"
+    code, words, said = judged(tmp_path, "--precision", "both", dtype="float32", after=after)
+    assert (code, words) == (1, {"native": "diverges", "float64": "conforms"}), said
+    assert "branches on dtypes" in said
+
+
+_ATTENTION = """
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+layers = [nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True) for _ in range(2)]
+model = nn.Sequential(nn.Embedding(50, 16), *layers, nn.Linear(16, 50))
+model = nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=1e-15)
+for batch in torch.randint(0, 50, (5, 4, 12), generator=torch.Generator().manual_seed(5)):
+    ids = batch.chunk(size)[rank]
+    nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def test_8_gradients_that_cancel_and_a_tiny_eps_conform(tmp_path: Path) -> None:
+    """The gradient of a key's bias is zero but for roundings, and eps = 1e-15 steps by its sign."""
+    options = ["--precision", "float64", "--steps", "3"]
+    code, words, said = judged(tmp_path, *options, text=_ATTENTION)
+    assert (code, words) == (0, {"float64": "conforms"}), said
+
+
+def test_exec_begins_float64_right_after_torch_is_imported(tmp_path: Path) -> None:
+    after = f"size > 1 and {_BIAS}.mul_(1 + 1e-8)"
+    code, words, said = judged(tmp_path, "--exec", "--precision", "float64", "--steps", "1")
+    assert (code, words) == (0, {"float64": "conforms"}), said
+    code, words, said = judged(
+        tmp_path, "--exec", "--precision", "float64", "--steps", "1", after=after
+    )
+    assert (code, words) == (1, {"float64": "diverges"}), said
