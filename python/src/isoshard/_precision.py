@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 import sys
 import tempfile
 import time
@@ -116,23 +117,28 @@ def _float64(native: Driver) -> tuple[int | None, str, list[str]]:
         native.make_reference()
         native.make_responses(trusted)
     reference = driver.make_reference()
-    wrong = first_difference(trusted, reference)
+    coarsest = read_notes(folder / "reference.logs")[1]
+    wrong = first_difference(trusted, reference, coarsest)
     if wrong is not None:
         return None, f"float64 changed the program: {wrong} is not the native one's", []
     driver.make_responses(reference)
     code = driver.judge_run(reference)
-    return code, "", [*read_notes(folder / "run.logs"), _BRANCHES]
+    return code, "", [*read_notes(folder / "run.logs")[0], _BRANCHES]
 
 
-def first_difference(native: Path, float64: Path) -> str | None:
+def first_difference(native: Path, float64: Path, coarsest: str | None = None) -> str | None:
     """The first tensor of step 0 that is outside of native tolerances; None if there is none.
 
     The float64 reference is rounded to the dtypes of the native one, and judged as a run against
     it. So everything that the mode may have done to the program is seen, whatever it is.
+    `coarsest` is the dtype of 16 bits in which the native program rounds somewhere, though its
+    tensors may have a finer one: a reduction in bf16, or autocast.
     """
     with tempfile.TemporaryDirectory(prefix="isoshard-") as folder:
         rounded = Path(folder) / "float64"
         _write_rounded(native, float64, rounded)
+        if coarsest is not None:
+            native = _with_coarsest(native, Path(folder) / "native", coarsest)
         report = Path(folder) / "report.json"
         words = ["compare", str(native), str(rounded), "--at-steps", "0", "--report", str(report)]
         code, text = _program.call(words, capture=True)
@@ -144,6 +150,15 @@ def first_difference(native: Path, float64: Path) -> str | None:
                 f"{_program.NAME}:\n{text.strip()}"
             )
         return _first_wrong(json.loads(report.read_text())) or text.strip().splitlines()[0]
+
+
+def _with_coarsest(bundle: Path, copy: Path, dtype: str) -> Path:
+    """A copy that has others judged with the tolerances of a dtype."""
+    shutil.copytree(bundle, copy)
+    manifest = _bundle.read_manifest(copy)
+    manifest["settings"]["judging"].setdefault("coarsest_dtype", dtype)
+    _bundle.seal(copy, manifest)
+    return copy
 
 
 def _first_wrong(report: dict[str, Any]) -> str | None:

@@ -16,6 +16,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ._names import WIDE_OF, asked, asked_by_default, is_paused
+from ._notes import see
 from ._tags import asked_of, tag
 
 _FACTORIES = frozenset(
@@ -139,6 +140,7 @@ def _to(func: Callable[..., Any], args: Any, kwargs: dict[str, Any], to: torch.d
 
     What is written into the one must not be seen in the other.
     """
+    see(to)
     tensor = args[0]
     result = func(*args, **kwargs)
     if result is tensor and to is not asked_of(tensor) and tensor.is_floating_point():

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from ._notes import note
+from ._names import asked
+from ._notes import note, see
 
 
 def install() -> None:
@@ -41,6 +42,8 @@ def _install_autocast() -> None:
     @functools.wraps(init)
     def new_init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
         note("autocast was switched off: all is computed in float64")
+        dtype = kwargs.get("dtype", args[0] if args else None)
+        see(asked(dtype) if dtype is not None else torch.bfloat16)
         init(self, device_type, enabled=False)
 
     kind.__init__ = new_init
