@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// `isoshard explain ID`: what a contract claims, why it holds, which tests prove it, which faults
-/// break it and which negative controls show that the tests can fail; what a fault is; or which
-/// sentence a cause of a report stands for, and which faults have it.
+/// break it and which negative controls show that the tests can fail; what a fault is; which
+/// sentence a finding or a cause of a report stands for, and which faults have the cause; or what a
+/// rule is for.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -16,6 +17,8 @@
 #include "core/base/suggest.h"
 #include "harness/cli/output.h"
 #include "harness/ids/cause.h"
+#include "harness/ids/finding.h"
+#include "harness/ids/rule.h"
 #include "harness/report/text/hanging.h"
 #include "harness/verdict/exit_code.h"
 #include "suite/faults/contracts.h"
@@ -103,11 +106,28 @@ void print_fault(const Fault& fault) {
 
 void print_cause(CauseId id) {
   print("cause {}\n\nsentence, with the names of its values in braces\n{}\n", name_of(id),
-        hanging("  ", template_of(id)));
+        hanging("  ", row_of(id).text));
   std::vector<std::string> faults;
   for (const Fault& fault : fault_catalogue())
     if (fault.expected->cause.id == id) faults.push_back(fault.id);
   print_faults("faults that have it", faults);
+}
+
+void print_finding(FindingId id) {
+  print("finding {}\n\nsentence, with the names of its values in braces\n{}\n", name_of(id),
+        hanging("  ", row_of(id).text));
+  if (!row_of(id).more.empty()) print("evidence\n{}\n", hanging("  ", row_of(id).more));
+}
+
+void print_rule(RuleId id) {
+  print("rule {}\n\nsentence, with the names of its values in braces\n{}\nwhy\n{}\n", name_of(id),
+        hanging("  ", row_of(id).text), hanging("  ", row_of(id).more));
+}
+
+template <class Id>
+bool print_if(std::optional<Id> id, void (*print_one)(Id)) {
+  if (id.has_value()) print_one(*id);
+  return id.has_value();
 }
 
 void explain(const std::string& id) {
@@ -119,21 +139,25 @@ void explain(const std::string& id) {
   }
   for (const Fault& fault : fault_catalogue()) known.push_back(fault.id);
   for (const Fault& fault : benign_variations()) known.push_back(fault.id);
-  for (const CauseId cause : all_causes()) {
-    if (name_of(cause) == id) return print_cause(cause);
-    known.emplace_back(name_of(cause));
-  }
+  // a finding and a cause may have one name
+  const bool is_said = print_if(find_id<FindingId>(id), print_finding) |
+                       print_if(find_id<CauseId>(id), print_cause) |
+                       print_if(find_id<RuleId>(id), print_rule);
+  if (is_said) return;
+  for (const FindingId one : all_ids<FindingId>()) known.emplace_back(name_of(one));
+  for (const CauseId one : all_ids<CauseId>()) known.emplace_back(name_of(one));
+  for (const RuleId one : all_ids<RuleId>()) known.emplace_back(name_of(one));
   throw UsageError(
-      fmt::format("'{}' is neither a contract nor a fault nor a cause{}; 'isoshard list "
-                  "contracts', 'isoshard list faults' and 'isoshard list causes' list them",
+      fmt::format("'{}' is no contract, fault, finding, cause or rule{}; run 'isoshard list' with "
+                  "contracts, faults, findings, causes or rules",
                   id, did_you_mean(id, known)));
 }
 
 int run_explain(const ParsedOptions& options) {
   if (!options.given("id"))
     throw UsageError(
-        "nothing selected: name a contract (isoshard list contracts), a fault (isoshard list "
-        "faults) or a cause (isoshard list causes)");
+        "nothing selected: name a contract, fault, finding, cause or rule; run 'isoshard list' "
+        "with contracts, faults, findings, causes or rules");
   bool is_first = true;
   for (const std::string& id : options.get<std::vector<std::string>>("id")) {
     if (!is_first) print("\n");
@@ -147,14 +171,16 @@ int run_explain(const ParsedOptions& options) {
 
 Command explain_command() {
   return {"explain",
-          "say what a contract claims and why it holds, what a fault does, or what a cause means",
-          "explain {CONTRACT,FAULT,CAUSE}...",
+          "say what a contract claims and why it holds, what a fault does, or what the id of a "
+          "finding, cause or rule means",
+          "explain {CONTRACT,FAULT,FINDING,CAUSE,RULE}...",
           "  isoshard explain tp.row.bias\n"
           "  isoshard explain dp_sum_missing\n"
-          "  isoshard explain rank_local_partial",
+          "  isoshard explain rank_local_partial\n"
+          "  isoshard explain inconclusive",
           [](OptionTable& table) {
             table.options.add_options()("id", po::value<std::vector<std::string>>()->composing(),
-                                        "ids of contracts, faults or causes");
+                                        "ids of contracts, faults, findings, causes or rules");
             table.positional.add("id", -1);
           },
           run_explain};

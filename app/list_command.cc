@@ -13,6 +13,8 @@
 #include "fixtures/cases/presets.h"
 #include "harness/cli/output.h"
 #include "harness/ids/cause.h"
+#include "harness/ids/finding.h"
+#include "harness/ids/rule.h"
 #include "harness/report/text/hanging.h"
 #include "harness/verdict/exit_code.h"
 #include "subjects/model/config/builtin.h"
@@ -74,17 +76,19 @@ void list_faults() {
   for (const Fault& variation : benign_variations()) print_row(variation);
 }
 
-void list_causes() {
-  for (const CauseId id : all_causes()) {
+template <TabledId Id>
+void list_ids() {
+  for (const Id id : all_ids<Id>()) {
     print("  {}\n", name_of(id));
-    print(hanging("    ", template_of(id)));
+    print(hanging("    ", row_of(id).text));
   }
 }
 
 int run_list(const ParsedOptions& options) {
   const std::vector<std::pair<std::string, void (*)()>> lists = {
-      {"subjects", list_subjects},   {"models", list_models}, {"cases", list_cases},
-      {"contracts", list_contracts}, {"faults", list_faults}, {"causes", list_causes}};
+      {"subjects", list_subjects},   {"models", list_models},    {"cases", list_cases},
+      {"contracts", list_contracts}, {"faults", list_faults},    {"findings", list_ids<FindingId>},
+      {"causes", list_ids<CauseId>}, {"rules", list_ids<RuleId>}};
   std::vector<std::string> known;
   for (const auto& [name, function] : lists) known.push_back(name);
   if (!options.given("what"))
@@ -104,12 +108,14 @@ int run_list(const ParsedOptions& options) {
 
 Command list_command() {
   return {"list",
-          "list subjects, models, cases, contracts, faults or causes",
-          "list {subjects,models,cases,contracts,faults,causes}",
+          "list subjects, models, cases, contracts, faults, findings, causes or rules",
+          "list {subjects,models,cases,contracts,faults,findings,causes,rules}",
           "  isoshard list faults",
           [](OptionTable& table) {
-            table.options.add_options()("what", po::value<std::string>(),
-                                        "subjects, models, cases, contracts, faults or causes");
+            table.options.add_options()(
+                "what", po::value<std::string>(),
+                "subjects, models, cases, contracts, faults, findings, causes "
+                "or rules");
             table.positional.add("what", 1);
           },
           run_list};

@@ -172,7 +172,7 @@ TEST_F(ReportSchema, DescribesNumbersThatJsonLacks) {
   tables.modules = {"m"};
   tables.columns.emplace_back().output_norms["m"] = INFINITY;
 
-  const json report = {{"schema", 1},
+  const json report = {{"schema", 2},
                        {"exit_code", 1},
                        {"cases", {case_of(verdict)}},
                        {"tables", {tables_json(tables)}},
@@ -188,7 +188,7 @@ TEST_F(ReportSchema, RefusesWhatIsMissingExtraOrOfAnotherType) {
   ComparisonTables tables;
   tables.modules = {"m"};
   tables.columns.emplace_back().output_norms["m"] = 1;
-  const json right = {{"schema", 1},
+  const json right = {{"schema", 2},
                       {"exit_code", 0},
                       {"cases", {case_of(verdict)}},
                       {"tables", {tables_json(tables)}},
@@ -204,7 +204,7 @@ TEST_F(ReportSchema, RefusesWhatIsMissingExtraOrOfAnotherType) {
 
   EXPECT_THAT(schema_.problem(lacking), HasSubstr("$.cases[0].tensors[0] has no \"max_abs\""));
   EXPECT_THAT(changed("/extra", 1), HasSubstr("$.extra is not allowed"));
-  EXPECT_THAT(changed("/schema", 2), HasSubstr("$.schema is not 1"));
+  EXPECT_THAT(changed("/schema", 1), HasSubstr("$.schema is not 2"));
   EXPECT_THAT(changed("/cases/0/status", "fine"), HasSubstr("$.cases[0].status is \"fine\""));
   EXPECT_THAT(changed("/cases/0/compared", -1), HasSubstr("below 0"));
   EXPECT_THAT(changed("/cases/0/tensors/0/max_abs", "large"), HasSubstr("max_abs"));

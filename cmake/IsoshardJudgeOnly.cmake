@@ -6,7 +6,7 @@ set(ISOSHARD_BUILD_TESTS OFF)
 add_library(isoshard::libtorch INTERFACE IMPORTED GLOBAL)
 
 add_subdirectory(src/core EXCLUDE_FROM_ALL)
-foreach(folder IN ITEMS stats trace bundle evidence verdict causes judge ranks checkpoints world
+foreach(folder IN ITEMS ids stats trace bundle evidence verdict causes judge ranks checkpoints world
     report cli curve compare)
   add_subdirectory(harness/${folder} EXCLUDE_FROM_ALL)
 endforeach()

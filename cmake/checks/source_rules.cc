@@ -210,6 +210,33 @@ std::string without_comment(const std::string& line) {
   return line.substr(0, line.find("//"));
 }
 
+bool is_test(const fs::path& path) {
+  return path.filename().string().ends_with("_test.cc");
+}
+
+/// "FILE:LINE: " and what `problem` says of the match, for each line of the files whose code, taken
+/// without comments, matches one of the patterns; the first one that does counts.
+std::vector<std::string> problems_in_code(
+    const fs::path& root, const std::vector<fs::path>& files,
+    const std::vector<const std::regex*>& patterns,
+    const std::function<std::string(const std::string&)>& problem) {
+  require_files(files, root);
+  std::vector<std::string> problems;
+  for (const fs::path& path : files) {
+    const std::vector<std::string> lines = lines_of(root / path);
+    for (std::size_t i = 0; i < lines.size(); ++i) {
+      const std::string code = without_comment(lines[i]);
+      std::smatch match;
+      if (std::ranges::any_of(patterns, [&](const std::regex* pattern) {
+            return std::regex_search(code, match, *pattern);
+          }))
+        problems.push_back(
+            fmt::format("{}:{}: {}", path.generic_string(), i + 1, problem(match.str())));
+    }
+  }
+  return problems;
+}
+
 }  // namespace
 
 std::vector<LayerRow> read_layers(const fs::path& layers_md) {
@@ -251,8 +278,8 @@ std::vector<std::string> check_layering(const fs::path& root, const std::vector<
           problems.push_back(fmt::format("{}:{}: GoogleTest is for *_test.cc files", file, i + 1));
       } else if (std::regex_search(lines[i], match, kOwn)) {
         // Examples are projects of their own: they include what lies beside them.
-        const bool is_own = row->folder == "examples" &&
-                            fs::exists((root / path).parent_path() / match[1].str());
+        const bool is_own =
+            row->folder == "examples" && fs::exists((root / path).parent_path() / match[1].str());
         const std::string problem = is_own ? "" : layer_problem(root, rows, *row, match[1]);
         if (!problem.empty() && !is_test_of_layer(file, match[1]))
           problems.push_back(fmt::format("{}:{}: {}", file, i + 1, problem));
@@ -264,9 +291,8 @@ std::vector<std::string> check_layering(const fs::path& root, const std::vector<
 
 std::vector<std::string> check_folder_cycles(const fs::path& root) {
   static const std::regex kOwn(R"(^\s*#\s*include\s*\"([^\"]+)\")");
-  const std::vector<fs::path> files = files_below(root, kCodeFolders, [](const fs::path& path) {
-    return is_code(path) && !path.filename().string().ends_with("_test.cc");
-  });
+  const std::vector<fs::path> files = files_below(
+      root, kCodeFolders, [](const fs::path& path) { return is_code(path) && !is_test(path); });
   require_files(files, root);
   std::map<std::string, std::set<std::string>> edges;
   for (const fs::path& path : files) {
@@ -304,8 +330,7 @@ std::vector<std::string> check_judge_without_libtorch(const fs::path& root) {
                                                       "src/core/observe/sink.cc",
                                                       "src/core/observe/loss_scaled_sink.h"};
   const std::vector<fs::path> files = files_below(root, kFolders, [](const fs::path& path) {
-    return is_code(path) && !path.filename().string().ends_with("_test.cc") &&
-           !kTensorLayers.contains(path.generic_string());
+    return is_code(path) && !is_test(path) && !kTensorLayers.contains(path.generic_string());
   });
   require_files(files, root);
   LibTorchIncludes includes(root);
@@ -323,9 +348,8 @@ std::vector<std::string> check_judge_without_libtorch(const fs::path& root) {
 
 std::vector<std::string> check_folder_sizes(const fs::path& root) {
   constexpr int kMostFiles = 25;
-  const std::vector<fs::path> files = files_below(root, kCodeFolders, [](const fs::path& path) {
-    return is_code(path) && !path.filename().string().ends_with("_test.cc");
-  });
+  const std::vector<fs::path> files = files_below(
+      root, kCodeFolders, [](const fs::path& path) { return is_code(path) && !is_test(path); });
   require_files(files, root);
   std::map<std::string, int> count;
   for (const fs::path& path : files) ++count[path.parent_path().generic_string()];
@@ -401,22 +425,13 @@ std::vector<std::string> check_subject_names(const fs::path& root) {
   const std::regex comparison(
       fmt::format(R"rx(([=!]=\s*"({0})")|("({0})"\s*[=!]=))rx", fmt::join(names, "|")));
   const std::vector<fs::path> files = files_below(root, kCodeFolders, [](const fs::path& path) {
-    return is_code(path) && !path.filename().string().ends_with("_test.cc") &&
+    return is_code(path) && !is_test(path) &&
            !is_below(path.generic_string(), "src/subjects/registry");
   });
-  std::vector<std::string> problems;
-  for (const fs::path& path : files) {
-    const std::vector<std::string> lines = lines_of(root / path);
-    for (std::size_t i = 0; i < lines.size(); ++i) {
-      std::smatch match;
-      const std::string code = without_comment(lines[i]);
-      if (!std::regex_search(code, match, comparison)) continue;
-      problems.push_back(fmt::format(
-          "{}:{}: comparison with a subject's name ({}): ask its row in subjects/registry",
-          path.generic_string(), i + 1, match.str()));
-    }
-  }
-  return problems;
+  return problems_in_code(root, files, {&comparison}, [](const std::string& match) {
+    return fmt::format("comparison with a subject's name ({}): ask its row in subjects/registry",
+                       match);
+  });
 }
 
 std::vector<std::string> check_degree_pairs(const fs::path& root) {
@@ -439,6 +454,40 @@ std::vector<std::string> check_degree_pairs(const fs::path& root) {
     }
   }
   return problems;
+}
+
+std::vector<std::string> check_record_names(const fs::path& root) {
+  static const std::regex kSuffix(
+      R"rx("([^"]*[}*/])?\.(clipped|micro_batch|read|partial|recomputed|master|exp_avg|)rx"
+      R"rx(exp_avg_sq|momentum_buffer)")rx");
+  static const std::regex kScalar(
+      "RecordKind::kScalar,"
+      R"rx( "\w)rx");
+  const std::vector<fs::path> files = files_below(root, kCodeFolders, [](const fs::path& path) {
+    const std::string name = path.generic_string();
+    return is_code(path) && !is_test(path) && name != "src/core/observe/record_name.cc" &&
+           !is_below(name, "src/subjects/optim") && !is_below(name, "examples");
+  });
+  return problems_in_code(root, files, {&kSuffix, &kScalar}, [](const std::string& match) {
+    return fmt::format(
+        "a part of a record's name ({}): use NameRole and core/observe/record_name.h", match);
+  });
+}
+
+std::vector<std::string> check_sentences(const fs::path& root) {
+  static const std::regex kSearch(
+      R"rx(\b(diagnosis|reason|evidence|what|cause\.text|rule\.text)(\(\))?\.)rx"
+      R"rx((r?find\w*|substr|starts_with|ends_with|contains|erase)\()rx");
+  static const std::regex kParse(
+      R"rx(\b(sto[dfil]+|strto\w+|from_chars|sscanf|regex_\w+)\(.*)rx"
+      R"rx(\b(diagnosis|reason|evidence|what|cause\.text|rule\.text)\b)rx");
+  const std::vector<fs::path> files =
+      files_below(root, {"harness", "suite", "app", "conformance"},
+                  [](const fs::path& path) { return is_code(path) && !is_test(path); });
+  return problems_in_code(root, files, {&kSearch, &kParse}, [](const std::string& match) {
+    return fmt::format(
+        "reads a sentence ({}): use the id and the values of the finding, cause or rule", match);
+  });
 }
 
 std::vector<std::string> check_licence_lines(const fs::path& root) {
@@ -475,29 +524,15 @@ std::vector<std::string> check_device_literals(const fs::path& root) {
       R"(\bk(CUDA|CPU)\b|DeviceType::(CUDA|CPU)|\"(cuda|cpu)(:[0-9]+)?\"|\.(cuda|cpu)\(\))");
   const std::vector<fs::path> files =
       files_below(root, {"src/subjects/model", "src/subjects/parallel", "src/subjects/optim"},
-                  [](const fs::path& path) {
-                    return is_code(path) && !path.filename().string().ends_with("_test.cc");
-                  });
-  require_files(files, root);
-  std::vector<std::string> problems;
-  for (const fs::path& path : files) {
-    const std::vector<std::string> lines = lines_of(root / path);
-    for (std::size_t i = 0; i < lines.size(); ++i) {
-      std::smatch match;
-      const std::string code = without_comment(lines[i]);
-      if (!std::regex_search(code, match, kDevice)) continue;
-      problems.push_back(fmt::format("{}:{}: device literal {}: take the device from a tensor",
-                                     path.generic_string(), i + 1, match.str()));
-    }
-  }
-  return problems;
+                  [](const fs::path& path) { return is_code(path) && !is_test(path); });
+  return problems_in_code(root, files, {&kDevice}, [](const std::string& match) {
+    return fmt::format("device literal {}: take the device from a tensor", match);
+  });
 }
 
 std::vector<std::string> check_orphan_tests(const fs::path& root,
                                             const fs::path& compile_commands) {
-  const std::vector<fs::path> tests = files_below(root, kCodeFolders, [](const fs::path& path) {
-    return path.filename().string().ends_with("_test.cc");
-  });
+  const std::vector<fs::path> tests = files_below(root, kCodeFolders, is_test);
   require_files(tests, root);
   std::ifstream stream(compile_commands);
   if (!stream) throw std::runtime_error(fmt::format("cannot read {}", compile_commands.string()));

@@ -56,6 +56,17 @@ struct LayerRow {
 /// Degrees and MeshShape name them.
 [[nodiscard]] std::vector<std::string> check_degree_pairs(const std::filesystem::path& root);
 
+/// No source file takes names of records apart or puts them together (tests apart), but for the
+/// parser, src/core/observe/record_name.cc: none has a literal that ends with one of its suffixes
+/// and begins with no name, and none gives a scalar's name as a literal. src/subjects/optim names
+/// its own state; examples are projects of their own.
+[[nodiscard]] std::vector<std::string> check_record_names(const std::filesystem::path& root);
+
+/// No source file takes a sentence of a verdict apart (tests apart): nobody searches in a
+/// diagnosis, a reason, an evidence or the text of a cause or rule, or reads a number from one. Ids
+/// and named values have what they say.
+[[nodiscard]] std::vector<std::string> check_sentences(const std::filesystem::path& root);
+
 /// Every source, script and build file names its licence in its first three lines.
 [[nodiscard]] std::vector<std::string> check_licence_lines(const std::filesystem::path& root);
 

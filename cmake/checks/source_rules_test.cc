@@ -56,6 +56,8 @@ using LineLengths = PlantedTree;
 using TimeLimits = PlantedTree;
 using SubjectNames = PlantedTree;
 using DegreePairs = PlantedTree;
+using RecordNameLiterals = PlantedTree;
+using Sentences = PlantedTree;
 using LicenceLines = PlantedTree;
 using DeviceLiterals = PlantedTree;
 using OrphanTests = PlantedTree;
@@ -244,6 +246,46 @@ TEST_F(DegreePairs, EachWayToWriteAPairIsFoundOnce) {
   EXPECT_THAT(check_degree_pairs(root_),
               ElementsAre(HasSubstr("src/core/comm/wrong.cc:2"), HasSubstr("wrong.cc:3"),
                           HasSubstr("wrong.cc:4")));
+}
+
+TEST_F(RecordNameLiterals, TreeHasThemInTheParserOnly) {
+  EXPECT_THAT(check_record_names(kRoot), IsEmpty());
+}
+
+TEST_F(RecordNameLiterals, SuffixesAndScalarsAreFound) {
+  plant("src/core/observe/record_name.cc", "Word{NameRole::kSummand, \".partial\"};\n");
+  plant("src/subjects/optim/fine.cc", "state.find(name + \".exp_avg\");\n");
+  plant("harness/judge/fine_test.cc", "name + \".read\";\n");
+  plant("harness/judge/fine.cc",
+        "f(\"model.norm.weight.read\"); // \".read\"\njson.read(\"loss\");\n");
+  EXPECT_THAT(check_record_names(root_), IsEmpty());
+
+  plant("harness/judge/wrong.cc",
+        "name.ends_with(\".partial\");\n\nfmt::format(\"{}.master\", name);\n"
+        "RecordKey{step, RecordKind::kScalar, \"grad_norm\", 0};\nname + \".exp_avg_sq\";\n");
+  EXPECT_THAT(
+      check_record_names(root_),
+      ElementsAre(HasSubstr("harness/judge/wrong.cc:2: a part of a record's name"),
+                  HasSubstr("wrong.cc:4"), HasSubstr("wrong.cc:5"), HasSubstr("wrong.cc:6")));
+}
+
+TEST_F(Sentences, TreeTakesNoneApart) {
+  EXPECT_THAT(check_sentences(kRoot), IsEmpty());
+}
+
+TEST_F(Sentences, SearchesAndParsersAreFound) {
+  plant("harness/judge/fine.cc",
+        "finding.diagnosis += words;  // diagnosis.find(\"scale\")\nwhatever.find(name);\n");
+  plant("harness/judge/fine_test.cc", "finding.diagnosis.find(\"scale\");\n");
+  EXPECT_THAT(check_sentences(root_), IsEmpty());
+
+  plant("suite/verify/wrong.cc",
+        "if (verdict.reason.starts_with(\"first\")) {}\nstd::stod(first.diagnosis.c_str() + 6);\n"
+        "std::regex_search(finding.what, match, kNumber);\ncause.text.substr(6);\n");
+  EXPECT_THAT(
+      check_sentences(root_),
+      ElementsAre(HasSubstr("suite/verify/wrong.cc:2: reads a sentence"), HasSubstr("wrong.cc:3"),
+                  HasSubstr("wrong.cc:4"), HasSubstr("wrong.cc:5")));
 }
 
 TEST_F(LicenceLines, TreeHasThem) {

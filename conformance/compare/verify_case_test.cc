@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "harness/testing/is_cause.h"
 #include "suite/record/make_subject.h"
 #include "suite/record/run_case.h"
 #include "suite/testing/step_cases.h"
@@ -221,7 +222,7 @@ void expect_not_repeatable(const CaseJudgement& judgement, int run, const std::s
   EXPECT_EQ(first.key.name, "model.layers.1.mlp.down_proj") << what;
   EXPECT_EQ(first.ranks, std::vector<int>{1}) << what;
   EXPECT_THAT(first.what, HasSubstr(words));
-  EXPECT_THAT(first.diagnosis, HasSubstr("not repeatable"));
+  EXPECT_THAT(first.cause, IsCause(CauseId::kNotRepeatable, {{"run", run}}));
 }
 
 // What a run that is wrong once gets past is a judge that runs it again and forgets the first time.

@@ -12,7 +12,6 @@
 
 #include "fixtures/cases/world_size.h"
 #include "harness/judge/judge.h"
-#include "harness/trace/clipped.h"
 #include "suite/faults/catalogue.h"
 #include "suite/faults/fault.h"
 #include "suite/record/expected_calls.h"
@@ -181,7 +180,7 @@ TEST_P(FaultElsewhere, IsAlarmedAtTheFirstTensorWithItsCause) {
   ASSERT_EQ(outcome.verdict.status, Status::kDiverges) << outcome.verdict.reason;
   const Finding& first = outcome.verdict.findings.front();
   EXPECT_EQ(first.stage, find_fault(GetParam().fault).expected->stage) << first.what;
-  EXPECT_EQ(final_gradient_of(first.key).value_or(first.key).name, GetParam().tensor) << first.what;
+  EXPECT_EQ(final_of(first.key).name, GetParam().tensor) << first.what;
   EXPECT_EQ(mismatch(GetParam().cause, first.cause), "") << first.what << "\n" << first.evidence;
   for (const Finding& finding : outcome.verdict.findings)
     EXPECT_NE(finding.cause.id, CauseId::kMeanOfRankMeans) << finding.what << ": counts are equal";
@@ -248,19 +247,22 @@ std::vector<Elsewhere> faults_elsewhere() {
        "autotp",
        of_type("gpt2", {.dp = 2, .tp = 3}),
        "transformer.h.0.attn.c_attn.weight",
-       {CauseId::kShardsOfOtherRank, {{"axis", "tp"}, {"coordinate", 0}}}},
+       {CauseId::kShardsOfOtherRank,
+        {{"axis", "tp"}, {"coordinate", 0}, {"ranks", std::vector{1, 2, 4, 5}}}}},
       {"FusedQwen3FromRank0",
        "fused_shards_all_from_rank0",
        "megatron",
        of_type("qwen3", {.dp = 2, .tp = 3}),
        "model.layers.0.self_attn.q_proj.weight",
-       {CauseId::kShardsOfOtherRank, {{"axis", "tp"}, {"coordinate", 0}}}},
+       {CauseId::kShardsOfOtherRank,
+        {{"axis", "tp"}, {"coordinate", 0}, {"ranks", std::vector{1, 2, 4, 5}}}}},
       {"FusedMegatronGptFromRank0",
        "fused_shards_all_from_rank0",
        "megatron",
        of_type("megatron_gpt", {.dp = 2, .tp = 3}),
        "decoder.layers.0.self_attention.linear_qkv.weight",
-       {CauseId::kShardsOfOtherRank, {{"axis", "tp"}, {"coordinate", 0}}}},
+       {CauseId::kShardsOfOtherRank,
+        {{"axis", "tp"}, {"coordinate", 0}, {"ranks", std::vector{1, 2, 4, 5}}}}},
       {"AverageMissingInZero2",
        "micro_batch_average_missing",
        "autotp",
@@ -387,7 +389,10 @@ std::vector<Elsewhere> faults_elsewhere() {
        on_mesh({.dp = 2, .tp = 3}, zero(2, 1)),
        "model.layers.0.mlp.gate_proj.weight.exp_avg",
        {CauseId::kOptimizerStatesSwapped,
-        {{"state", "moments"}, {"module", "mlp.gate_proj"}, {"other", "mlp.up_proj"}}}},
+        {{"state", "moments"},
+         {"module", "mlp.gate_proj"},
+         {"other", "mlp.up_proj"},
+         {"parameters_are_right", 1}}}},
   };
 }
 INSTANTIATE_TEST_SUITE_P(Cases, FaultElsewhere, ::testing::ValuesIn(faults_elsewhere()),

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "harness/judge/judge.h"
-#include "harness/trace/clipped.h"
 #include "suite/faults/fault.h"
 #include "suite/reference/reference.h"
 
@@ -48,8 +47,7 @@ void expect_alarm(const Fault& fault, std::string_view subject) {
   EXPECT_EQ(first.stage, fault.expected->stage) << first.what;
   EXPECT_EQ(first.key.step, fault.expected->step) << first.what;
   if (!fault.expected->name.empty()) {
-    EXPECT_EQ(final_gradient_of(first.key).value_or(first.key).name, fault.expected->name)
-        << first.what;
+    EXPECT_EQ(final_of(first.key).name, fault.expected->name) << first.what;
   }
   EXPECT_THAT(fault.expected->ranks, ::testing::Contains(first.ranks.front())) << first.what;
   EXPECT_EQ(mismatch(fault.expected->cause, first.cause), "") << first.what;

@@ -4,6 +4,7 @@
 
 #include <vector>
 
+#include "core/observe/layer_name.h"
 #include "harness/judge/judge.h"
 #include "subjects/parallel/fsdp/dim_shards.h"
 #include "suite/testing/emulated_cases.h"
@@ -45,7 +46,7 @@ TEST(FsdpNumerics, ReducesTheGradientsOfABlockInOneCall) {
             static_cast<std::size_t>(item.config.num_layers) + 1);
   for (const std::vector<std::string>& names : numerics.data.buckets.parameters) {
     EXPECT_GT(names.size(), 1U);
-    for (const std::string& name : names) EXPECT_EQ(block_of(name), block_of(names.front()));
+    for (const std::string& name : names) EXPECT_EQ(layer_of(name), layer_of(names.front()));
   }
 }
 

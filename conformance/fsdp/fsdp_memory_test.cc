@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "core/observe/layer_name.h"
 #include "fixtures/inputs/inputs.h"
 #include "harness/testing/run_world.h"
 #include "subjects/parallel/fsdp/dim_shards.h"
@@ -35,7 +36,7 @@ Bytes predicted(const Case& item) {
   for (const ParameterSpec& spec : model->parameters()) {
     const double part = static_cast<double>(numel_of(spec.shape)) /
                         (plan.sharded_dim(spec) < 0 ? 1 : item.degrees.tp);
-    groups[std::string(block_of(spec.name))] += part;
+    groups[std::string(layer_of(spec.name))] += part;
     elements += part;
   }
   double largest = 0;

@@ -159,7 +159,7 @@ TEST(MegatronRanks, HoldTheirPartOfTheSequenceAndOfEachBucket) {
   EXPECT_THAT(trace, conforms_to(reference_of(item), policy_of(item)));
   std::int64_t stepped = 0, held = 0;
   for (const Record& record : trace.ranks.front().records) {
-    if (record.key.kind == RecordKind::kGrad && !unclipped_of(record.key).has_value())
+    if (record.key.kind == RecordKind::kGrad && role_of(record.key) != NameRole::kClipped)
       stepped += numel_of(record.local_shape);
     if (record.key.kind == RecordKind::kParam && record.key.call == 0)
       held += numel_of(record.local_shape);

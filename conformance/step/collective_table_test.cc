@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "harness/judge/own_records.h"
+#include "harness/testing/is_cause.h"
 #include "harness/trace/collective_calls.h"
 #include "subjects/train/loss_normalizer.h"
 #include "suite/record/expected_calls.h"
@@ -186,13 +187,16 @@ TEST(CollectiveTable, FindsCallsThatNobodyRecorded) {
   const Case item = step_case("autotp", {.dp = 2, .tp = 2});
   Trace run = run_case(item, Reference(), digests_only({}));
   for (RankTrace& rank : run.ranks)
-    std::erase_if(rank.records, [](const Record& record) { return is_collectives(record.key); });
+    std::erase_if(rank.records, [](const Record& record) {
+      return role_of(record.key) == NameRole::kCollectives;
+    });
 
   const OwnRecords own = judge_own_records(run, with_collectives(policy_of(item), item));
 
   ASSERT_EQ(own.findings.size(), 8U) << "two axes on four ranks";
   EXPECT_THAT(own.findings[0].what, HasSubstr("were not recorded"));
-  EXPECT_EQ(own.findings[0].diagnosis, "") << "a run that records no calls may make all of them";
+  EXPECT_THAT(own.findings[0].cause, IsNoCause())
+      << "a run that records no calls may make all of them";
 }
 
 TEST(CollectiveTable, SaysThatNothingIsExchangedAlongOneAxis) {
@@ -200,15 +204,15 @@ TEST(CollectiveTable, SaysThatNothingIsExchangedAlongOneAxis) {
   Trace run = run_case(item, Reference(), digests_only({}));
   for (RankTrace& rank : run.ranks) {
     std::erase_if(rank.records, [](const Record& record) {
-      return is_collectives(record.key) && axis_of_collectives(record.key) == Axis::kTp;
+      return role_of(record.key) == NameRole::kCollectives &&
+             axis_of_collectives(record.key) == Axis::kTp;
     });
   }
 
   const OwnRecords own = judge_own_records(run, with_collectives(policy_of(item), item));
 
   ASSERT_EQ(own.findings.size(), 4U);
-  EXPECT_THAT(own.findings[0].diagnosis,
-              HasSubstr("no call along tp is there, but along other axes"));
+  EXPECT_THAT(own.findings[0].cause, IsCause(CauseId::kNoCallAlongAxis, {{"axis", "tp"}}));
 }
 
 // Another dp rank shows the same: what this one read may have been anything.

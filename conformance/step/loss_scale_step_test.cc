@@ -12,6 +12,7 @@
 #include "core/base/error.h"
 #include "core/tensor/convert.h"
 #include "harness/judge/judge.h"
+#include "harness/testing/is_cause.h"
 #include "suite/testing/emulated_cases.h"
 
 namespace isoshard {
@@ -272,7 +273,8 @@ TEST(LossScaleStepFaults, ALossThatIsNotScaledIsSeenAtTheFirstGradient) {
 
   ASSERT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
   EXPECT_EQ(verdict.findings.front().stage, Stage::kActivationGrad);
-  EXPECT_THAT(verdict.findings.front().diagnosis, testing::HasSubstr("2^-10"));
+  EXPECT_THAT(verdict.findings.front().cause,
+              IsCause(CauseId::kScaleOfFormula, {{"formula", "2^-10"}}));
 }
 
 TEST(LossScaleStepFaults, ScalesOfWhatIsNotFp16AreRefused) {

@@ -28,8 +28,9 @@ std::int64_t num_second_masks(const Trace& trace) {
   std::int64_t count = 0;
   for (const RankTrace& rank : trace.ranks) {
     for (const Record& record : rank.records)
-      count +=
-          record.key.kind == RecordKind::kMask && first_draw_of(record.key).has_value() ? 1 : 0;
+      count += record.key.kind == RecordKind::kMask && role_of(record.key) == NameRole::kRecomputed
+                   ? 1
+                   : 0;
   }
   return count;
 }

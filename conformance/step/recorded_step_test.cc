@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "harness/judge/judge.h"
-#include "harness/trace/clipped.h"
+#include "harness/testing/is_cause.h"
 #include "subjects/data/sampler.h"
 #include "subjects/optim/wrapped_optimizer.h"
 #include "subjects/parallel/wrapped_data_parallel.h"
@@ -164,7 +164,7 @@ TEST(RecordedStep, ShowsGradientsBetweenMicroBatches) {
       EXPECT_THAT(verdict.reason,
                   HasSubstr("wrong after micro-batch 0, right at the end of the step"));
       for (const Finding& finding : verdict.findings)
-        EXPECT_TRUE(final_gradient_of(finding.key).has_value()) << finding.what;
+        EXPECT_TRUE(role_of(finding.key) == NameRole::kMicroBatch) << finding.what;
     }
   }
 }
@@ -201,7 +201,9 @@ TEST(RecordedStep, NamesTheMicroBatchWhoseGradientsAreLost) {
     expect_first(verdict, "model.embed_tokens.weight.micro_batch", Stage::kParameterGrad, 0);
     if (HasFatalFailure()) return;
     EXPECT_EQ(verdict.findings.front().key.call, 1) << subject;
-    EXPECT_THAT(verdict.findings.front().diagnosis, HasSubstr("micro-batch")) << subject;
+    EXPECT_THAT(verdict.findings.front().cause,
+                IsCause(CauseId::kMicroBatchMissing, {{"missing", std::vector{1}}}))
+        << subject;
   }
 }
 
@@ -240,8 +242,9 @@ TEST(RecordedStep, HasGradientsAfterEachMicroBatchButTheLast) {
     for (const RankTrace& rank : run.ranks) {
       int between = 0, gradients = 0;
       for (const Record& record : rank.records) {
-        if (record.key.kind != RecordKind::kGrad || unclipped_of(record.key).has_value()) continue;
-        if (!final_gradient_of(record.key).has_value()) {
+        if (record.key.kind != RecordKind::kGrad || role_of(record.key) == NameRole::kClipped)
+          continue;
+        if (role_of(record.key) != NameRole::kMicroBatch) {
           ++gradients;
           EXPECT_FALSE(is_partial(record.layout)) << describe(record.key);
           continue;
@@ -271,7 +274,7 @@ TEST(RecordedStep, NeedNotShowGradientsBetweenMicroBatchesButThenNone) {
   };
 
   const Verdict none =
-      without([](const RecordKey& key) { return final_gradient_of(key).has_value(); });
+      without([](const RecordKey& key) { return role_of(key) == NameRole::kMicroBatch; });
   const Verdict one = without([](const RecordKey& key) {
     return key.name == "model.norm.weight.micro_batch" && key.call == 1;
   });

@@ -8,6 +8,7 @@
 #include "core/tensor/convert.h"
 #include "harness/fault/collective_fault.h"
 #include "harness/judge/judge.h"
+#include "harness/testing/is_cause.h"
 #include "harness/testing/run_world.h"
 #include "harness/verdict/verdict.h"
 #include "suite/record/batches.h"
@@ -248,8 +249,8 @@ TEST(TensorParallelRanks, ThatKeepTheirOwnNormGradientDiverge) {
   EXPECT_EQ(verdict.findings.front().stage, Stage::kParameterGrad);
   EXPECT_THAT(verdict.findings.front().key.name,
               ::testing::AnyOf(::testing::HasSubstr("q_norm"), ::testing::HasSubstr("k_norm")));
-  EXPECT_THAT(verdict.findings.front().diagnosis,
-              ::testing::HasSubstr("rank-local partial over tp"));
+  EXPECT_THAT(verdict.findings.front().cause,
+              IsCause(CauseId::kRankLocalPartial, {{"axis", "tp"}}));
 }
 
 // The summands are recorded when asked for, change no bit, and a bias in each of them is seen.

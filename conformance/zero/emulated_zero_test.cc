@@ -7,7 +7,6 @@
 #include <set>
 #include <string>
 
-#include "harness/trace/clipped.h"
 #include "suite/reference/reference.h"
 #include "suite/testing/emulated_cases.h"
 

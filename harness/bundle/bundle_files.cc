@@ -12,11 +12,11 @@
 #include "core/base/error.h"
 #include "core/base/mapped_file.h"
 #include "core/base/printable.h"
-#include "core/base/refuse.h"
 #include "core/base/sha256.h"
 #include "core/io/json.h"
 #include "core/io/safetensors_header.h"
 #include "harness/bundle/bundle_folder.h"
+#include "harness/bundle/bundle_form.h"
 
 namespace isoshard::detail {
 namespace {
@@ -56,13 +56,14 @@ std::set<std::string> files_below(const fs::path& directory) {
     const fs::file_status status = at->symlink_status(error);
     if (error || fs::is_directory(status)) continue;
     if (!fs::is_regular_file(status)) {
-      refuse(at->path(), fmt::format("must be a regular file or a folder, got {}; a bundle holds "
-                                     "its files itself",
-                                     fs::is_symlink(status) ? "a symbolic link" : "neither"));
+      refuse_form(at->path(),
+                  fmt::format("must be a regular file or a folder, got {}; a bundle holds "
+                              "its files itself",
+                              fs::is_symlink(status) ? "a symbolic link" : "neither"));
     }
     names.insert(at->path().lexically_relative(directory).generic_string());
   }
-  if (error) refuse(directory, fmt::format("cannot be listed: {}", error.message()));
+  if (error) refuse_form(directory, fmt::format("cannot be listed: {}", error.message()));
   return names;
 }
 
@@ -83,27 +84,23 @@ SealedFiles::SealedFiles(fs::path directory, const nlohmann::json& manifest)
     : directory_(std::move(directory)), is_sealed_(true) {
   const fs::path file = directory_ / kManifest;
   if (!manifest.contains("files") || !manifest.at("files").is_object())
-    refuse(file, "the field \"files\" must be an object of paths and SHA-256 hashes");
+    refuse_form(file, "the field \"files\" must be an object of paths and SHA-256 hashes");
   for (const auto& [name, hash] : manifest.at("files").items()) {
     if (!is_plain(name) || name == kManifest)
-      refuse(file, fmt::format("\"files\" must name files below the bundle's folder, got '{}'",
-                               printable(name)));
+      refuse_form(file, fmt::format("\"files\" must name files below the bundle's folder, got '{}'",
+                                    printable(name)));
     if (!hash.is_string() || !is_sha256(hash.get<std::string>()))
-      refuse(file, fmt::format("\"files\" of {} must be a SHA-256 in 64 lower-case hex digits",
-                               printable(name)));
+      refuse_form(file, fmt::format("\"files\" of {} must be a SHA-256 in 64 lower-case hex digits",
+                                    printable(name)));
     hashes_[name] = hash.get<std::string>();
   }
   std::set<std::string> there = files_below(directory_);
   there.erase(kManifest);
   for (const auto& [name, hash] : hashes_) {
-    if (there.erase(name) == 0)
-      refuse(path_of(name), "is missing, though manifest.json lists it: the bundle is incomplete");
+    if (there.erase(name) == 0) refuse(path_of(name), RuleId::kFileMissing);
   }
-  if (there.contains(std::string(kBundleMarker)))
-    refuse(directory_, "was being written when its writer was killed; write the bundle again");
-  if (!there.empty())
-    refuse(path_of(*there.begin()),
-           "is not among the \"files\" of manifest.json; a bundle holds nothing else");
+  if (there.contains(std::string(kBundleMarker))) refuse(directory_, RuleId::kWriterKilled);
+  if (!there.empty()) refuse(path_of(*there.begin()), RuleId::kFileTooMany);
 }
 
 bool SealedFiles::contains(const std::string& name) const {
@@ -115,13 +112,8 @@ bool SealedFiles::contains(const std::string& name) const {
 void SealedFiles::check(const std::string& name, std::span<const std::byte> bytes) {
   if (!is_sealed_) return;
   const auto found = hashes_.find(name);
-  if (found == hashes_.end()) refuse(path_of(name), "is missing: manifest.json does not list it");
-  if (sha256_hex(bytes) != found->second) {
-    refuse(
-        path_of(name),
-        "has another SHA-256 than manifest.json lists: the file has changed since the bundle was "
-        "written");
-  }
+  if (found == hashes_.end()) refuse(path_of(name), RuleId::kFileNotListed);
+  if (sha256_hex(bytes) != found->second) refuse(path_of(name), RuleId::kFileChanged);
   checked_.insert(name);
 }
 

@@ -11,8 +11,8 @@
 #include "core/base/error.h"
 #include "core/base/hex_float.h"
 #include "core/base/printable.h"
-#include "core/base/refuse.h"
 #include "core/io/safetensors_header.h"
+#include "harness/bundle/bundle_form.h"
 
 namespace isoshard::detail {
 namespace {
@@ -28,7 +28,7 @@ constexpr std::string_view kPlacementKinds[] = {"replicate", "shard", "partial",
 
 const json& member(const json& object, const char* name, const std::filesystem::path& file) {
   if (!object.is_object() || !object.contains(name))
-    refuse(file, fmt::format("the field \"{}\" is missing", name));
+    refuse_form(file, fmt::format("the field \"{}\" is missing", name));
   return object.at(name);
 }
 
@@ -38,8 +38,8 @@ double hex_field(const json& object, const char* name, const std::filesystem::pa
   const auto text = field<std::string>(object, name, file);
   const auto value = parse_hex(text);
   if (!value)
-    refuse(file,
-           fmt::format("\"{}\" must be a number or a hex float, got '{}'", name, printable(text)));
+    refuse_form(file, fmt::format("\"{}\" must be a number or a hex float, got '{}'", name,
+                                  printable(text)));
   return *value;
 }
 
@@ -47,12 +47,12 @@ Shape shape_field(const json& object, const char* name, const std::filesystem::p
   Shape shape = field<Shape>(object, name, file);
   for (const std::int64_t size : shape) {
     if (size < 0 || size > (std::int64_t{1} << 48))
-      refuse(file, fmt::format("\"{}\" must hold sizes from 0 to 2^48, got {}", name, size));
+      refuse_form(file, fmt::format("\"{}\" must hold sizes from 0 to 2^48, got {}", name, size));
   }
   std::int64_t numel = 1;
   for (const std::int64_t size : shape) {
     if (size != 0 && __builtin_mul_overflow(numel, size, &numel))
-      refuse(file, fmt::format("the product of \"{}\" must be below 2^63", name));
+      refuse_form(file, fmt::format("the product of \"{}\" must be below 2^63", name));
   }
   return shape;
 }
@@ -62,9 +62,9 @@ RecordKind kind_of(const json& j, const std::filesystem::path& file) {
   for (const RecordKind candidate : kKinds) {
     if (name_of(candidate) == kind) return candidate;
   }
-  refuse(file, fmt::format("the kind of a record must be param, grad, activation, "
-                           "activation_grad, optimizer, scalar, data_id or mask, got \"{}\"",
-                           printable(kind)));
+  refuse_form(file, fmt::format("the kind of a record must be param, grad, activation, "
+                                "activation_grad, optimizer, scalar, data_id or mask, got \"{}\"",
+                                printable(kind)));
 }
 
 json placement_json(const Placement& p) {
@@ -84,7 +84,7 @@ Placement placement_of(const json& j, const std::filesystem::path& file) {
   try {
     p.axis = parse_axis(field<std::string>(j, "axis", file));
   } catch (const UsageError& error) {
-    refuse(file, error.what());
+    refuse_form(file, error.what());
   }
   const auto kind = field<std::string>(j, "kind", file);
   for (std::size_t i = 0; i < std::size(kPlacementKinds); ++i) {
@@ -100,7 +100,7 @@ Placement placement_of(const json& j, const std::filesystem::path& file) {
       try {
         return only_at(p.axis, at);
       } catch (const MeshError& error) {
-        refuse(file, error.what());
+        refuse_form(file, error.what());
       }
     }
     if (p.kind == Placement::Kind::kPartial) {
@@ -110,15 +110,17 @@ Placement placement_of(const json& j, const std::filesystem::path& file) {
       const auto* const found = std::ranges::find(kPartialReductions, reduction,
                                                   [](Reduction known) { return name_of(known); });
       if (found == std::end(kPartialReductions))
-        refuse(file, fmt::format("\"reduction\" of a partial must be sum, avg or max, got \"{}\"",
-                                 printable(reduction)));
+        refuse_form(file,
+                    fmt::format("\"reduction\" of a partial must be sum, avg or max, got \"{}\"",
+                                printable(reduction)));
       p.reduction = *found;
     }
     return p;
   }
-  refuse(file, fmt::format("the kind of a placement must be replicate, shard, partial or only_at, "
-                           "got \"{}\"",
-                           printable(kind)));
+  refuse_form(file,
+              fmt::format("the kind of a placement must be replicate, shard, partial or only_at, "
+                          "got \"{}\"",
+                          printable(kind)));
 }
 
 }  // namespace
@@ -155,8 +157,8 @@ T field(const json& object, const char* name, const std::filesystem::path& file)
     if constexpr (std::is_same_v<T, json>) return value.is_array();
   }();
   if (!fits) {
-    refuse(file, fmt::format("the field \"{}\" must be {}, got a JSON {}", name, words_of_type<T>(),
-                             value.type_name()));
+    refuse_form(file, fmt::format("the field \"{}\" must be {}, got a JSON {}", name,
+                                  words_of_type<T>(), value.type_name()));
   }
   return value.get<T>();
 }
@@ -165,7 +167,7 @@ std::string text_field(const json& object, const char* name, const std::filesyst
   auto text = field<std::string>(object, name, file);
   const std::string problem = text.empty() ? "" : name_problem(text);
   if (!problem.empty())
-    refuse(file, fmt::format("\"{}\" is '{}', which {}", name, printable(text), problem));
+    refuse_form(file, fmt::format("\"{}\" is '{}', which {}", name, printable(text), problem));
   return text;
 }
 
@@ -183,8 +185,8 @@ RecordKey key_of(const json& j, const RecordDefaults& defaults, const std::files
   key.name = text_field(j, "name", file);
   key.call = field_or<int>(j, "call", 0, file);
   if (key.step < 0 || key.call < 0)
-    refuse(file,
-           fmt::format("step and call must be at least 0, got {} and {}", key.step, key.call));
+    refuse_form(file,
+                fmt::format("step and call must be at least 0, got {} and {}", key.step, key.call));
   return key;
 }
 
@@ -202,8 +204,8 @@ std::vector<Placement> placements_of(const json& record, const std::filesystem::
   };
   if (std::ranges::any_of(placements, is_partial_by(true)) &&
       std::ranges::any_of(placements, is_partial_by(false)))
-    refuse(file,
-           "\"placements\" must be partial by max on all axes or on none, got max beside a sum");
+    refuse_form(
+        file, "\"placements\" must be partial by max on all axes or on none, got max beside a sum");
   return placements;
 }
 
@@ -212,18 +214,19 @@ std::vector<Placement> placements_of(const json& record, const std::filesystem::
 bool is_inferred(const json& j, const std::filesystem::path& file) {
   if (!j.is_object() || !j.contains("layout")) return false;
   if (field<std::string>(j, "layout", file) != "infer")
-    refuse(file,
-           "\"layout\" must be \"infer\", or be left out where placements, boxes or flat ranges "
-           "say where the tensor lies");
+    refuse_form(
+        file,
+        "\"layout\" must be \"infer\", or be left out where placements, boxes or flat ranges "
+        "say where the tensor lies");
   for (const char* other : {"global_shape", "boxes", "flat"}) {
     if (j.contains(other))
-      refuse(file,
-             fmt::format("\"{}\" must be left out where the layout is to be inferred", other));
+      refuse_form(file,
+                  fmt::format("\"{}\" must be left out where the layout is to be inferred", other));
   }
   for (const Placement& placement : placements_of(j, file)) {
     if (placement.kind != Placement::Kind::kOnlyAt)
-      refuse(file,
-             "\"placements\" may hold nothing but only_at where the layout is to be inferred");
+      refuse_form(file,
+                  "\"placements\" may hold nothing but only_at where the layout is to be inferred");
   }
   return true;
 }
@@ -266,7 +269,7 @@ Record record_of(const json& j, const RecordDefaults& defaults, const std::files
     try {
       record.dtype = parse_dtype(field<std::string>(j, "dtype", file));
     } catch (const UsageError& error) {
-      refuse(file, error.what());
+      refuse_form(file, error.what());
     }
   } else {
     record.dtype = defaults.tensor->dtype;
@@ -276,8 +279,9 @@ Record record_of(const json& j, const RecordDefaults& defaults, const std::files
                            : defaults.tensor->shape;
   record.grad_scale = j.contains("grad_scale") ? hex_field(j, "grad_scale", file) : 1.0;
   if (!(record.grad_scale > 0) || std::isinf(record.grad_scale)) {
-    refuse(file, fmt::format("the \"grad_scale\" of {} must be a positive, finite number, got {}",
-                             describe(record.key), record.grad_scale));
+    refuse_form(file,
+                fmt::format("the \"grad_scale\" of {} must be a positive, finite number, got {}",
+                            describe(record.key), record.grad_scale));
   }
   record.kept = field_or<bool>(j, "kept", true, file);
   record.unmasked = field_or<std::int64_t>(j, "unmasked", -1, file);
@@ -318,9 +322,9 @@ MeshShape mesh_of(const json& j, const std::filesystem::path& file) {
           {parse_axis(field<std::string>(axis, "axis", file)), field<int>(axis, "degree", file)});
     return MeshShape(axes);
   } catch (const UsageError& error) {
-    refuse(file, error.what());
+    refuse_form(file, error.what());
   } catch (const MeshError& error) {
-    refuse(file, error.what());
+    refuse_form(file, error.what());
   }
 }
 
@@ -348,8 +352,7 @@ json to_json(const std::map<RecordKey, Response>& responses, int runs) {
 int known_schema(const json& object, const std::filesystem::path& file) {
   const int schema = field<int>(object, "schema", file);
   if (schema < 1 || schema > kSchema)
-    refuse(file, fmt::format("the schema must be 1 or {}, which this program reads, got {}",
-                             kSchema, schema));
+    refuse(file, RuleId::kUnknownSchema, {{"newest", kSchema}, {"got", schema}});
   return schema;
 }
 
@@ -357,10 +360,11 @@ std::map<RecordKey, Response> responses_of(const json& j, const std::filesystem:
                                            int& runs) {
   const int schema = known_schema(j, file);
   runs = field<int>(j, "runs", file);
-  if (runs < 1) refuse(file, fmt::format("\"runs\" must be at least 1, got {}", runs));
+  if (runs < 1) refuse_form(file, fmt::format("\"runs\" must be at least 1, got {}", runs));
   const int variants = field_or<int>(j, "variants", schema == 1 ? 1 : 0, file);
   if (variants < 0 || variants > kMaxVariants)
-    refuse(file, fmt::format("\"variants\" must be from 0 to {}, got {}", kMaxVariants, variants));
+    refuse_form(file,
+                fmt::format("\"variants\" must be from 0 to {}, got {}", kMaxVariants, variants));
   std::map<RecordKey, Response> responses;
   for (const json& entry : field<json>(j, "responses", file)) {
     Response r;
@@ -373,11 +377,11 @@ std::map<RecordKey, Response> responses_of(const json& j, const std::filesystem:
     r.runs = field<int>(entry, "runs", file);
     const RecordKey key = key_of(entry, {}, file);
     if (r.runs < 1 || r.runs - variants > runs) {
-      refuse(file, fmt::format("the response of {} must be of 1 to {} runs, got {}", describe(key),
-                               runs + variants, r.runs));
+      refuse_form(file, fmt::format("the response of {} must be of 1 to {} runs, got {}",
+                                    describe(key), runs + variants, r.runs));
     }
     if (!responses.emplace(key, r).second)
-      refuse(file, fmt::format("the response of {} is listed twice", describe(key)));
+      refuse_form(file, fmt::format("the response of {} is listed twice", describe(key)));
   }
   return responses;
 }

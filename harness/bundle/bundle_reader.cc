@@ -9,11 +9,11 @@
 #include <tuple>
 
 #include "core/base/error.h"
-#include "core/base/refuse.h"
 #include "core/io/json.h"
 #include "core/io/safetensors.h"
 #include "harness/bundle/bundle.h"
 #include "harness/bundle/bundle_files.h"
+#include "harness/bundle/bundle_form.h"
 #include "harness/bundle/bundle_json.h"
 #include "harness/bundle/compared_json.h"
 #include "harness/bundle/redrawn_json.h"
@@ -77,10 +77,7 @@ class BundleReader {
 
   int schema_of(const json& manifest, const fs::path& file) const {
     const int schema = detail::known_schema(manifest, file);
-    if (schema == 1 && unsealed_ == Unsealed::kRefused)
-      refuse(file,
-             "schema 1 holds no hashes of the bundle's files; write the bundle again, or take "
-             "it as it is with --allow-unsealed");
+    if (schema == 1 && unsealed_ == Unsealed::kRefused) refuse(file, RuleId::kNotSealed);
     return schema;
   }
 
@@ -88,8 +85,9 @@ class BundleReader {
     if (manifest.contains("versions")) {
       const json& versions = manifest.at("versions");
       if (!versions.is_object()) {
-        refuse(file, fmt::format("the field \"versions\" must be an object, got a JSON {}",
-                                 versions.type_name()));
+        detail::refuse_form(file,
+                            fmt::format("the field \"versions\" must be an object, got a JSON {}",
+                                        versions.type_name()));
       }
       for (const auto& [name, version] : versions.items())
         bundle_.versions[name] = detail::text_field(versions, name.c_str(), file);
@@ -120,7 +118,7 @@ class BundleReader {
 
   static void require_there(const fs::path& file) {
     if (!fs::exists(file))
-      throw InfrastructureError(fmt::format("{} is missing: the run is incomplete", file.string()));
+      throw Refused<InfrastructureError>(said(RuleId::kRunIncomplete, {{"file", file.string()}}));
   }
 
   static std::string stem_of(int rank, std::int64_t step) {
@@ -144,13 +142,14 @@ class BundleReader {
     const std::string id = files_.text(stem + ".done");
     const json description = files_.json(stem + ".json");
     if (detail::field<int>(description, "schema", file) != bundle_.schema)
-      refuse(file, "has another schema than manifest.json");
-    if (id != run_id_ + "\n" || detail::field<std::string>(description, "run", file) != run_id_) {
-      refuse(file, fmt::format("belongs to another run than manifest.json ({})", run_id_));
-    }
+      refuse(file, RuleId::kOtherRun, {{"problem", "has another schema than manifest.json"}});
+    if (id != run_id_ + "\n" || detail::field<std::string>(description, "run", file) != run_id_)
+      refuse(file, RuleId::kOtherRun,
+             {{"problem", fmt::format("belongs to another run than manifest.json ({})", run_id_)}});
     if (detail::field<int>(description, "rank", file) != rank ||
         detail::field<std::int64_t>(description, "step", file) != step) {
-      refuse(file, "holds another rank or step than its name says");
+      refuse(file, RuleId::kOtherRun,
+             {{"problem", "holds another rank or step than its name says"}});
     }
     StepFiles result{{}, files_.tensors(stem + ".safetensors"), {}};
     if (description.contains("journal"))
@@ -160,7 +159,8 @@ class BundleReader {
     detail::RecordDefaults defaults{.step = static_cast<int>(step)};
     for (const json& entry : detail::field<json>(description, "records", file)) {
       const RecordKey key = detail::key_of(entry, defaults, file);
-      if (key.step != step) refuse(file, "holds a record of another step");
+      if (key.step != step)
+        refuse(file, RuleId::kOtherRun, {{"problem", "holds a record of another step"}});
       const bool is_kept = detail::field_or<bool>(entry, "kept", true, file);
       defaults.tensor = is_kept ? &result.tensors.info(detail::tensor_name(key)) : nullptr;
       Record record = detail::record_of(entry, defaults, file);
@@ -180,8 +180,8 @@ class BundleReader {
       result.records.push_back(std::move(record));
     }
     if (kept != result.tensors.names().size())
-      refuse(tensors, fmt::format("must hold the {} tensors that its records describe, got {}",
-                                  kept, result.tensors.names().size()));
+      refuse(tensors, RuleId::kTensorsAsDescribed,
+             {{"described", kept}, {"got", result.tensors.names().size()}});
     return result;
   }
 
@@ -191,8 +191,8 @@ class BundleReader {
     const std::size_t count =
         sampled_positions(run_id_, rank, record.key, numel_of(record.local_shape)).size();
     if (info.dtype != record.dtype || info.shape != Shape{static_cast<std::int64_t>(count)})
-      refuse(tensors.path(),
-             fmt::format("{} must hold {} elements of {}", name, count, name_of(record.dtype)));
+      detail::refuse_form(tensors.path(), fmt::format("{} must hold {} elements of {}", name, count,
+                                                      name_of(record.dtype)));
     const std::span<const std::byte> bytes = tensors.bytes(name);
     bundle_.samples[{rank, record.key}] = {bytes.begin(), bytes.end()};
   }
@@ -200,8 +200,9 @@ class BundleReader {
   static void check_tensor(const Record& record, const SafetensorsFile& tensors) {
     const SafetensorsInfo& info = tensors.info(detail::tensor_name(record.key));
     if (info.dtype != record.dtype || info.shape != record.local_shape) {
-      refuse(tensors.path(), fmt::format("{} must have the dtype and shape of its record",
-                                         detail::tensor_name(record.key)));
+      detail::refuse_form(tensors.path(),
+                          fmt::format("{} must have the dtype and shape of its record",
+                                      detail::tensor_name(record.key)));
     }
   }
 
@@ -230,7 +231,7 @@ class BundleReader {
       if (bytes_ == Bytes::kMapped) begin_ = begins[i];
       for (Record& record : step.records) {
         if (!seen.insert(record.key).second)
-          refuse(step.tensors.path(), fmt::format("{} is recorded twice", describe(record.key)));
+          refuse(step.tensors.path(), RuleId::kRecordedTwice, {{"tensor", describe(record.key)}});
         fill(record, step, rank, *arena);
         trace.records.push_back(std::move(record));
       }
@@ -251,10 +252,8 @@ class BundleReader {
     for (const Record& record : rank.records) {
       const int expected = next[{record.key.step, record.key.kind, record.key.name}]++;
       if (record.key.call != expected)
-        refuse(stem_of(rank.rank, record.key.step) + ".json",
-               fmt::format("the calls of {} must be counted from 0 in the order of execution, got "
-                           "{} where {} is due",
-                           describe(record.key), record.key.call, expected));
+        refuse(stem_of(rank.rank, record.key.step) + ".json", RuleId::kCallsNotCounted,
+               {{"tensor", describe(record.key)}, {"got", record.key.call}, {"due", expected}});
     }
   }
 
@@ -268,8 +267,9 @@ class BundleReader {
       record.parts = parts_of(record, bundle_.trace.mesh, rank);
     } catch (const MeshError& error) {
       const std::string name = describe(record.key), problem = error.what();
-      refuse(tensors.path(),
-             problem.starts_with(name) ? problem : fmt::format("{}: {}", name, problem));
+      refuse(tensors.path(), RuleId::kLocalDoesNotFitLayout,
+             {{"problem",
+               problem.starts_with(name) ? problem : fmt::format("{}: {}", name, problem)}});
     }
     if (record.compared) {
       detail::fill_statistics(record, step.statistics.at(record.key), tensors.path());
@@ -310,8 +310,9 @@ class BundleReader {
         if (bundle_.inferred.contains(record.key)) continue;
         Parts& p = parts[record.key];
         if (!p.shape.empty() && p.shape != record.layout.global_shape)
-          refuse(directory_, fmt::format("{}: all ranks must give the same global shape",
-                                         describe(record.key)));
+          detail::refuse_form(
+              directory_,
+              fmt::format("{}: all ranks must give the same global shape", describe(record.key)));
         p.shape = record.layout.global_shape;
         for (const PartStats& part : record.parts) {
           if (is_flat(record.layout)) {
@@ -324,12 +325,14 @@ class BundleReader {
     }
     for (const auto& [key, p] : parts) {
       if (!p.boxes.empty() && !p.ranges.empty())
-        refuse(directory_,
-               fmt::format("{}: all ranks must give boxes, or all flat ranges, got both",
-                           describe(key)));
+        detail::refuse_form(
+            directory_, fmt::format("{}: all ranks must give boxes, or all flat ranges, got both",
+                                    describe(key)));
       const std::string problem =
           p.ranges.empty() ? tiling_problem(p.shape, p.boxes) : tiling_problem(p.shape, p.ranges);
-      if (!problem.empty()) refuse(directory_, fmt::format("{}: {}", describe(key), problem));
+      if (!problem.empty())
+        refuse(directory_, RuleId::kPartsDoNotTile,
+               {{"tensor", describe(key)}, {"problem", problem}});
     }
   }
 
@@ -350,7 +353,8 @@ class BundleReader {
     }
     for (const auto& [key, sums] : bundle_.redrawn.sums) {
       if (!recorded.contains(key))
-        refuse(files_.path_of(kFile), fmt::format("no rank recorded {}", describe(key)));
+        detail::refuse_form(files_.path_of(kFile),
+                            fmt::format("no rank recorded {}", describe(key)));
     }
   }
 

@@ -11,8 +11,8 @@
 
 #include "core/base/error.h"
 #include "core/base/hex_float.h"
-#include "core/base/refuse.h"
 #include "core/base/sha256.h"
+#include "harness/bundle/bundle_form.h"
 #include "harness/bundle/bundle_json.h"
 #include "harness/bundle/redrawn_json.h"
 
@@ -60,8 +60,8 @@ double number_field(const json& part, const char* name, const Record& record,
   if (part.at(name).is_number()) value = part.at(name).get<double>();
   if (part.at(name).is_string()) value = parse_hex(part.at(name).get<std::string>());
   if (!value.has_value() || std::isnan(*value))
-    refuse(file, fmt::format("\"{}\" of the statistics of {} must be a number", name,
-                             describe(record.key)));
+    refuse_form(file, fmt::format("\"{}\" of the statistics of {} must be a number", name,
+                                  describe(record.key)));
   return *value;
 }
 
@@ -86,8 +86,9 @@ std::uint64_t digest_field(const json& part, const Record& record,
                            const std::filesystem::path& file) {
   const auto text = field<std::string>(part, "digest", file);
   if (text.size() != 16 || text.find_first_not_of("0123456789abcdef") != std::string::npos)
-    refuse(file, fmt::format("\"digest\" of the statistics of {} must be 16 hexadecimal digits",
-                             describe(record.key)));
+    refuse_form(file,
+                fmt::format("\"digest\" of the statistics of {} must be 16 hexadecimal digits",
+                            describe(record.key)));
   return std::stoull(text, nullptr, 16);
 }
 
@@ -101,8 +102,8 @@ json statistics_json(const Record& record) {
 
 void fill_statistics(Record& record, const json& list, const std::filesystem::path& file) {
   if (!list.is_array() || list.size() != record.parts.size())
-    refuse(file, fmt::format("\"compared\" of {} must list the statistics of its {} parts",
-                             describe(record.key), record.parts.size()));
+    refuse_form(file, fmt::format("\"compared\" of {} must list the statistics of its {} parts",
+                                  describe(record.key), record.parts.size()));
   for (std::size_t i = 0; i < list.size(); ++i) {
     PartStats& part = record.parts[i];
     part.digest = digest_field(list[i], record, file);
@@ -144,13 +145,14 @@ std::optional<ComparedWith> compared_with_of(const json& manifest,
 std::optional<Filtered> filtered_of(const json& manifest, const std::filesystem::path& file) {
   if (!manifest.contains("filtered")) return std::nullopt;
   const json& j = manifest.at("filtered");
-  if (!j.is_object()) refuse(file, "the field \"filtered\" has the wrong type");
+  if (!j.is_object()) refuse_form(file, "the field \"filtered\" has the wrong type");
   Filtered filtered;
   for (const json& pattern : field_or<json>(j, "only", json::array(), file))
     filtered.only.push_back(text_field({{"pattern", pattern}}, "pattern", file));
   filtered.steps = field_or<std::vector<std::int64_t>>(j, "steps", {}, file);
   filtered.records = field_or<std::int64_t>(j, "records", 0, file);
-  if (filtered.records < 0) refuse(file, "\"filtered\" must count records, got a negative number");
+  if (filtered.records < 0)
+    refuse_form(file, "\"filtered\" must count records, got a negative number");
   return filtered;
 }
 

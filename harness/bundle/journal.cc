@@ -11,6 +11,7 @@
 #include <string_view>
 
 #include "core/base/error.h"
+#include "harness/bundle/bundle_form.h"
 #include "harness/bundle/bundle_json.h"
 
 namespace isoshard {
@@ -24,7 +25,7 @@ constexpr std::array<std::string_view, 11> kOps = {
 constexpr std::array<std::string_view, 4> kPhases = {"between", "forward", "backward", "update"};
 
 [[noreturn]] void refuse_journal(const std::filesystem::path& file, std::string_view what) {
-  throw FileError(fmt::format("{}: journal: {}", file.string(), what));
+  detail::refuse_form(file, fmt::format("journal: {}", what));
 }
 
 void require_one_of(std::span<const std::string_view> known, const std::string& word,

@@ -10,7 +10,7 @@
 
 #include "core/base/error.h"
 #include "core/base/hex_float.h"
-#include "core/base/refuse.h"
+#include "harness/bundle/bundle_form.h"
 #include "harness/bundle/bundle_json.h"
 
 namespace isoshard {
@@ -25,23 +25,25 @@ constexpr int kMostRuns = 1 << 16;
 double number_of(const json& value, const fs::path& file) {
   const std::optional<double> number =
       value.is_string() ? parse_hex(value.get<std::string>()) : std::nullopt;
-  if (!number || !std::isfinite(*number)) refuse(file, "a draw must hold finite hex floats");
+  if (!number || !std::isfinite(*number))
+    detail::refuse_form(file, "a draw must hold finite hex floats");
   return *number;
 }
 
 RedrawnSums draw_of(const json& value, int runs, const RedrawnSums* before, const fs::path& file) {
   if (!value.is_array() || value.size() != kNumbersOfDraw || !value[0].is_number_integer())
-    refuse(file, "a draw must be the number of its run and three hex floats");
+    detail::refuse_form(file, "a draw must be the number of its run and three hex floats");
   const auto run = value[0].get<std::int64_t>();
   if (run < (before == nullptr ? 0 : before->run + 1) || run >= runs)
-    refuse(file,
-           fmt::format("draws must be in the order of their runs, below {}, got {}", runs, run));
+    detail::refuse_form(
+        file, fmt::format("draws must be in the order of their runs, below {}, got {}", runs, run));
   RedrawnSums sums{static_cast<int>(run), number_of(value[1], file), number_of(value[2], file),
                    number_of(value[3], file)};
   if (sums.sum_sq_diff < 0)
-    refuse(file, fmt::format("a sum of squares must not be negative, got {}", sums.sum_sq_diff));
+    detail::refuse_form(
+        file, fmt::format("a sum of squares must not be negative, got {}", sums.sum_sq_diff));
   if (sums.sum_sq_diff == 0 && (sums.dot_diff != 0 || sums.sum_diff != 0))
-    refuse(file, "a run without differences must have no sums of them");
+    detail::refuse_form(file, "a run without differences must have no sums of them");
   return sums;
 }
 
@@ -65,17 +67,19 @@ json to_json(const Redrawn& redrawn) {
 Redrawn redrawn_of(const json& whole, const fs::path& file) {
   const int schema = field<int>(whole, "schema", file);
   if (schema != 1)
-    refuse(file, fmt::format("the schema must be 1, which this program reads, got {}", schema));
+    detail::refuse_form(
+        file, fmt::format("the schema must be 1, which this program reads, got {}", schema));
   Redrawn redrawn;
   redrawn.runs = field<int>(whole, "runs", file);
   if (redrawn.runs < 1 || redrawn.runs > kMostRuns)
-    refuse(file, fmt::format("\"runs\" must be 1 to {}, got {}", kMostRuns, redrawn.runs));
+    detail::refuse_form(file,
+                        fmt::format("\"runs\" must be 1 to {}, got {}", kMostRuns, redrawn.runs));
   for (const json& entry : field<json>(whole, "redrawn", file)) {
     std::vector<RedrawnSums> sums;
     for (const json& draw : field<json>(entry, "draws", file))
       sums.push_back(draw_of(draw, redrawn.runs, sums.empty() ? nullptr : &sums.back(), file));
     if (!redrawn.sums.emplace(key_of(entry, {}, file), std::move(sums)).second)
-      refuse(file, "a record is listed twice");
+      detail::refuse_form(file, "a record is listed twice");
   }
   return redrawn;
 }

@@ -15,6 +15,7 @@
 #include "harness/bundle/bundle.h"
 #include "harness/judge/bundle_rules.h"
 #include "harness/testing/bundle_edit.h"
+#include "harness/testing/said_matchers.h"
 #include "harness/testing/synthetic.h"
 #include "harness/testing/test_folder.h"
 
@@ -84,8 +85,7 @@ TEST(RedrawnRuns, WithSumsThatNoDifferencesHaveAreRefused) {
     wrong.set_redrawn(std::move(redrawn));
 
     EXPECT_THAT([&] { require_fitting_responses(wrong, false, Dtype::kFloat32, "b"); },
-                ThrowsMessage<FileError>(AllOf(StartsWith("b/redrawn.json: run "),
-                                               HasSubstr("does not fit its tensor"))));
+                RefusesBy<FileError>(RuleId::kRedrawnDoesNotFit));
   }
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "harness/bundle/bundle_form.h"
 #include "harness/bundle/bundle_json.h"
 
 namespace isoshard {
@@ -33,8 +34,9 @@ json rows_json(const std::vector<ExpectedCall>& calls) {
 ExpectedCall call_of(const json& row, const std::filesystem::path& origin) {
   const auto numbers = row.get<std::vector<std::int64_t>>();
   if (numbers.size() != kColumns + kFlags)
-    throw FileError(fmt::format("{}: settings: a row of collectives must have {} numbers, got {}",
-                                origin.string(), kColumns + kFlags, numbers.size()));
+    detail::refuse_form(origin,
+                        fmt::format("settings: a row of collectives must have {} numbers, got {}",
+                                    kColumns + kFlags, numbers.size()));
   ExpectedCall expected;
   expected.call = calls_of(std::as_bytes(std::span(numbers).first(kColumns))).front();
   expected.only_if_stepped = numbers[kColumns] != 0;
@@ -88,9 +90,9 @@ std::vector<RunCalls> run_calls_of(const json& list, const std::filesystem::path
   } catch (const FileError&) {
     throw;
   } catch (const Error& error) {
-    throw FileError(fmt::format("{}: settings: collectives: {}", origin.string(), error.what()));
+    detail::refuse_form(origin, fmt::format("settings: collectives: {}", error.what()));
   } catch (const json::exception& error) {
-    throw FileError(fmt::format("{}: settings: collectives: {}", origin.string(), error.what()));
+    detail::refuse_form(origin, fmt::format("settings: collectives: {}", error.what()));
   }
 }
 

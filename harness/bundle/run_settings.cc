@@ -10,6 +10,7 @@
 #include <nlohmann/json.hpp>
 
 #include "core/base/error.h"
+#include "harness/bundle/bundle_form.h"
 #include "harness/bundle/setting_names.h"
 
 namespace isoshard {
@@ -18,7 +19,7 @@ namespace {
 using nlohmann::json;
 
 [[noreturn]] void refuse_settings(const std::filesystem::path& origin, std::string_view what) {
-  throw FileError(fmt::format("{}: settings: {}", origin.string(), what));
+  detail::refuse_form(origin, fmt::format("settings: {}", what));
 }
 
 /// Dotted names in the words of docs/bundle.md, and values as JSON text.

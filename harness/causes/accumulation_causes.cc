@@ -17,7 +17,6 @@
 
 #include "harness/causes/class_causes.h"
 #include "harness/causes/run_causes.h"
-#include "harness/trace/clipped.h"
 #include "harness/trace/parts.h"
 
 namespace isoshard::detail {
@@ -181,7 +180,7 @@ Values elementwise(const std::vector<Values>& parts, bool is_largest) {
 Cause cause_largest_part(const Evidence& e) {
   const std::string& name = e.wanted.key.name;
   const std::vector<const View*> bad = e.bad_views();
-  if (bad.empty() || e.whole.dim() != 1 || final_gradient_of(e.wanted.key).has_value() ||
+  if (bad.empty() || e.whole.dim() != 1 || role_of(e.wanted.key) == NameRole::kMicroBatch ||
       name.rfind('.') == std::string::npos)
     return {};
   for (const AxisDegree& axis : e.actual.mesh.axes()) {
@@ -212,10 +211,10 @@ Cause cause_largest_part(const Evidence& e) {
 Cause cause_rounded_between(const Evidence& e) {
   if (e.wanted.key.kind != RecordKind::kGrad || !e.whole.defined() || e.whole.numel() == 0)
     return {};
-  const auto final = final_gradient_of(e.wanted.key);
-  const int sums = final.has_value() ? e.wanted.key.call : e.num_micro_batches() - 1;
+  const bool is_between = role_of(e.wanted.key) == NameRole::kMicroBatch;
+  const int sums = is_between ? e.wanted.key.call : e.num_micro_batches() - 1;
   RecordKey sum = e.wanted.key;
-  if (!final.has_value()) sum.name += ".micro_batch";
+  if (!is_between) sum.name = to_string({sum.name, NameRole::kMicroBatch});
   if (sums < 1) return {};
   const Values actual = put_together(e, e.wanted.key, [](double value) { return value; });
   if (!actual.defined()) return {};

@@ -339,8 +339,8 @@ Cause cause_in_key_order(const Evidence& e) {
     orders.resize(static_cast<std::size_t>(most));
   for (const Order& order : orders) {
     for (const auto& [tensors, has_keys, has_values] :
-         {std::tuple(PhraseId::kKeysAndValues, true, true),
-          std::tuple(PhraseId::kKeys, true, false), std::tuple(PhraseId::kValues, false, true)}) {
+         {std::tuple("keys and values", true, true), std::tuple("keys", true, false),
+          std::tuple("values", false, true)}) {
       Attention other = *attention;
       if (has_keys) other.k = reordered(other.k, order);
       if (has_values) other.v = reordered(other.v, order);
@@ -348,10 +348,9 @@ Cause cause_in_key_order(const Evidence& e) {
       const bool fits =
           std::ranges::all_of(bad, [&](const View& view) { return explains_box(e, core, view); });
       if (fits)
-        return make_cause(CauseId::kCpChunksInWrongOrder, {{"tensors", phrase(tensors)},
-                                                           {"chunks", order.size()},
-                                                           {"order", order},
-                                                           e.on_bad_ranks()});
+        return make_cause(
+            CauseId::kCpChunksInWrongOrder,
+            {{"tensors", tensors}, {"chunks", order.size()}, {"order", order}, e.on_bad_ranks()});
     }
   }
   return {};
@@ -416,15 +415,15 @@ Cause cause_in_scores(const Evidence& e) {
     factors.push_back({root, "", std::string(name)});
     factors.push_back({1 / root, "1/", std::string(name)});
   };
-  add_root(attention->dim, phrase(PhraseId::kHeadSize));
+  add_root(attention->dim, "head size");
   // heads are shared out over tp: of axes of one degree it is the likely one
   const int tp = e.actual.mesh.degree(Axis::kTp);
   add_root(tp, name_of(Axis::kTp));
   for (const AxisDegree& axis : e.actual.mesh.axes()) {
     if (axis.degree != tp) add_root(axis.degree, name_of(axis.axis));
   }
-  add_root(attention->groups, phrase(PhraseId::kHeadsOfKvHead));
-  add_root(attention->heads, phrase(PhraseId::kHeads));
+  add_root(attention->groups, "query heads of a kv head");
+  add_root(attention->heads, "heads");
   const std::size_t num_roots = factors.size();
   constexpr int kMostLayers = 12;
   for (int a = 1; a <= kMostLayers; ++a) {

@@ -96,6 +96,7 @@ NamedValues repeats_and_gaps(const Evidence& e) {
   tell("foreign", PhraseId::kIdsForeign, others);
   if (counts.empty()) return {};
   const int last = e.wanted.key.step;
+  values.emplace_back("last_step", last);
   values.push_back(NamedValue::words("until", last == 0
                                                   ? phrase(PhraseId::kInStepZero)
                                                   : phrase(PhraseId::kInSteps, {{"last", last}})));
@@ -112,12 +113,12 @@ Cause cause_sample_ids(const Evidence& e) {
   if (!own.has_value()) return {};
   const Ids right = whole_numbers(e.reference_value(e.wanted.key));
   // what comes next must not be what was there already
-  constexpr std::string_view kNext = "next_";
-  const bool is_next = e.wanted.key.name.starts_with(kNext);
+  const RecordName name = parsed(e.wanted.key);
+  const bool is_next = name.role == NameRole::kNext;
   for (int back = is_next ? 0 : 1; back <= e.wanted.key.step; ++back) {
     RecordKey key = e.wanted.key;
     key.step -= back;
-    if (is_next) key.name = key.name.substr(kNext.size());
+    if (is_next) key.name = name.base;
     const Record* earlier = e.reference.find(key);
     if (earlier != nullptr && whole_numbers(e.reference_value(key)) == *own)
       return make_cause(CauseId::kIdsOfEarlierStep, {{"step", key.step}});
@@ -136,7 +137,8 @@ Cause cause_sample_ids(const Evidence& e) {
 }
 
 Cause cause_flag(const Evidence& e) {
-  if (e.wanted.key.name != "found_inf" || !e.whole.defined() || e.whole.numel() != 1) return {};
+  if (role_of(e.wanted.key) != NameRole::kFoundInf || !e.whole.defined() || e.whole.numel() != 1)
+    return {};
   const View* bad = e.first_bad_view();
   if (const double value = bad == nullptr ? 0 : bad->actual.item(); value != 0 && value != 1)
     return make_cause(CauseId::kFlagOutOfRange, {{"value", value}, e.on_bad_ranks()});
@@ -154,7 +156,7 @@ namespace {
 /// The step before the given one whose gradients overflow, as the reference has it; below 0: none.
 int last_overflow_before(const Reference& reference, int step) {
   for (int earlier = step - 1; earlier >= 0; --earlier) {
-    const RecordKey flag = overflow_flag_of(earlier);
+    const RecordKey flag = scalar_key(earlier, NameRole::kFoundInf);
     if (reference.find(flag) != nullptr && Values(reference.tensor(flag)).max() != 0)
       return earlier;
   }
@@ -167,8 +169,8 @@ Cause cause_in_loss_scale(const Evidence& e) {
   const RecordKey& key = e.wanted.key;
   RecordKey before = key;
   --before.step;
-  if (key.name != "loss_scale" || e.reference.find(before) == nullptr || !e.is_right(before) ||
-      !e.is_right(overflow_flag_of(before.step)))
+  if (role_of(key) != NameRole::kLossScale || e.reference.find(before) == nullptr ||
+      !e.is_right(before) || !e.is_right(scalar_key(before.step, NameRole::kFoundInf)))
     return {};
   const View* const bad = e.first_bad_view();
   if (bad == nullptr || bad->actual.numel() != 1) return {};

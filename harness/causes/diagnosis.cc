@@ -145,8 +145,7 @@ Cause cause_of(const Evidence& e, FittingPatterns& fitting) {
 /// is on all that hold it, and over which axes copies differ.
 void add_place(Cause& cause, const Evidence& e) {
   const auto add = [&](std::string_view name, const auto& value) {
-    if (std::ranges::find(cause.values, name, &NamedValue::name) == cause.values.end())
-      cause.values.emplace_back(name, value);
+    if (find_value(cause.values, name) == nullptr) cause.values.emplace_back(name, value);
   };
   if (e.bad_ranks().size() < e.held.size()) add("ranks", e.bad_ranks());
   if (!e.result.differing_axes.empty()) add("axes", join_axes(e.result.differing_axes));

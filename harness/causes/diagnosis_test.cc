@@ -9,6 +9,7 @@
 
 #include "harness/causes/diagnosis.h"
 #include "harness/judge/judge.h"
+#include "harness/testing/is_cause.h"
 #include "harness/testing/synthetic.h"
 #include "harness/verdict/verdict.h"
 
@@ -16,8 +17,7 @@ namespace isoshard {
 namespace {
 
 using namespace synthetic;
-using testing::Eq;
-using testing::HasSubstr;
+using testing::AllOf;
 
 /// The verdict on one replicated tensor of which rank r holds make(reference value, dp, tp), within
 /// 1e-6.
@@ -35,43 +35,42 @@ Verdict verdict_of(const at::Tensor& value, RecordKind kind,
   return judge(r, trace, options);
 }
 
-std::string first_diagnosis_of(
-    const at::Tensor& value,
-    const std::function<at::Tensor(at::Tensor, int dp_rank, int tp_rank)>& make,
-    RecordKind kind = RecordKind::kActivation, const std::vector<Placement>& placements = {}) {
+Cause first_cause_of(const at::Tensor& value,
+                     const std::function<at::Tensor(at::Tensor, int dp_rank, int tp_rank)>& make,
+                     RecordKind kind = RecordKind::kActivation,
+                     const std::vector<Placement>& placements = {}) {
   const Verdict verdict = verdict_of(value, kind, make, placements);
   EXPECT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
-  return verdict.findings.empty() ? "no finding" : verdict.findings[0].diagnosis;
+  return verdict.findings.at(0).cause;
 }
 
 TEST(Diagnosis, APartialSumOverTp) {
   const at::Tensor value = values({4, 6}, 1);
   const at::Tensor parts[] = {values({4, 6}, 2), values({4, 6}, 3)};
 
-  const std::string text = first_diagnosis_of(
+  const Cause cause = first_cause_of(
       value,
       [&](at::Tensor v, int, int tp) { return tp < 2 ? parts[tp] : v - parts[0] - parts[1]; },
       RecordKind::kActivationGrad);
 
-  EXPECT_THAT(text, Eq("gradient at t: rank-local partial over tp (3 copies differ, their sum "
-                       "equals the reference)"));
+  EXPECT_THAT(cause,
+              IsCause(CauseId::kRankLocalPartial, {{"axis", "tp"}, {"copies", 3}, {"axes", "tp"}}));
 }
 
 TEST(Diagnosis, UnreducedGradientsOverDp) {
   const at::Tensor value = values({4, 6}, 1);
   const at::Tensor delta = values({4, 6}, 2);
 
-  const std::string mean = first_diagnosis_of(
+  const Cause mean = first_cause_of(
       value, [&](at::Tensor v, int dp, int) { return dp == 0 ? v + delta : v - delta; },
       RecordKind::kGrad);
-  const std::string weighted = first_diagnosis_of(
+  const Cause weighted = first_cause_of(
       value, [&](at::Tensor v, int dp, int) { return dp == 0 ? v + delta : v - 3 * delta; },
       RecordKind::kGrad);
 
-  EXPECT_THAT(
-      mean,
-      Eq("gradient of t: rank-local over dp (2 copies differ; combined they give the reference)"));
-  EXPECT_THAT(weighted, Eq(mean)) << "unequal token counts: weights 3/4 and 1/4";
+  EXPECT_THAT(mean, IsCause(CauseId::kRankLocal, {{"axis", "dp"}, {"copies", 2}, {"axes", "dp"}}));
+  EXPECT_THAT(weighted, IsCause(CauseId::kRankLocal, {{"axis", "dp"}, {"copies", 2}}))
+      << "unequal token counts: weights 3/4 and 1/4";
 }
 
 TEST(Diagnosis, TheSameCauseForEveryGradientIsSaidOnceForAll) {
@@ -94,28 +93,43 @@ TEST(Diagnosis, TheSameCauseForEveryGradientIsSaidOnceForAll) {
 
   const Verdict verdict = judge(r, trace, options);
 
-  EXPECT_THAT(verdict.findings.at(0).diagnosis,
-              Eq("gradients of all parameters: rank-local over dp (2 copies differ; combined they "
-                 "give the reference); forward exact"));
+  const Finding& first = verdict.findings.at(0);
+  EXPECT_THAT(first.cause,
+              IsCause(CauseId::kRankLocal, {{"axis", "dp"}, {"copies", 2}, {"axes", "dp"}}));
+  EXPECT_EQ(first.diagnosis, phrase(PhraseId::kOfAllGradients, {{"cause", first.cause.text}}) +
+                                 phrase(PhraseId::kForwardExact));
+}
+
+TEST(Diagnosis, IsTheTextOfTheCauseWithTheNameOfItsTensor) {
+  const Verdict verdict = verdict_of(values({4, 6}, 1), RecordKind::kGrad,
+                                     [](at::Tensor v, int, int) { return v * 1.37; });
+
+  const Finding& first = verdict.findings.at(0);
+  EXPECT_EQ(first.diagnosis, phrase(PhraseId::kCauseOf, {{"tensor", subject_of(first.key)},
+                                                         {"cause", first.cause.text}}));
 }
 
 TEST(Diagnosis, AScaleNamesItsFormula) {
   const at::Tensor value = values({4, 6}, 1);
   const auto scaled = [&](double factor) {
-    return first_diagnosis_of(
+    return first_cause_of(
         value, [=](at::Tensor v, int, int) { return v * factor; }, RecordKind::kGrad);
   };
 
-  EXPECT_THAT(scaled(3), HasSubstr("scale 3 = tp"));
-  EXPECT_THAT(scaled(0.5), HasSubstr("scale 0.5 = 1/dp"));
-  EXPECT_THAT(scaled(2), HasSubstr("scale 2 = dp"));
-  EXPECT_THAT(scaled(1.0 / 3), HasSubstr("scale 0.3333 = 1/tp"));
-  EXPECT_THAT(scaled(6), HasSubstr("scale 6 = dp x tp"));
-  EXPECT_THAT(scaled(1.37), Eq("gradient of t: scale 1.37"));
+  EXPECT_THAT(scaled(3), IsCause(CauseId::kScaleOfFormula, {{"formula", "tp"}, {"scale", 3}}));
+  EXPECT_THAT(scaled(0.5),
+              IsCause(CauseId::kScaleOfFormula, {{"formula", "1/dp"}, {"scale", 0.5}}));
+  EXPECT_THAT(scaled(2), IsCause(CauseId::kScaleOfFormula, {{"formula", "dp"}, {"scale", 2}}));
+  EXPECT_THAT(scaled(1.0 / 3),
+              IsCause(CauseId::kScaleOfFormula, {{"formula", "1/tp"}, {"scale", 0.33333}}));
+  EXPECT_THAT(scaled(6), IsCause(CauseId::kScaleOfFormula, {{"formula", "dp x tp"}, {"scale", 6}}));
+  EXPECT_THAT(scaled(1.37),
+              AllOf(IsCause(CauseId::kScale, {{"scale", 1.37}}), HasNoValue("ranks")));
   EXPECT_THAT(
-      first_diagnosis_of(
+      first_cause_of(
           value, [](at::Tensor v, int, int tp) { return tp == 1 ? v * 3 : v; }, RecordKind::kGrad),
-      HasSubstr("scale 3 = tp on rank 1, 4"));
+      IsCause(CauseId::kScaleOfFormula,
+              {{"formula", "tp"}, {"scale", 3}, {"ranks", std::vector{1, 4}}}));
 }
 
 TEST(Diagnosis, StagesOfAPipelineStandInNoCompound) {
@@ -130,12 +144,18 @@ TEST(Diagnosis, StagesOfAPipelineStandInNoCompound) {
     const Trace trace = run(MeshShape({{axis, 2}}), &r, gradient(factor));
     JudgePolicy options;
     options.rtol = 1e-6;
-    return judge(r, trace, options).findings.at(0).diagnosis;
+    return judge(r, trace, options).findings.at(0).cause;
   };
 
-  EXPECT_THAT(scaled(Axis::kDp, 4), Eq("gradient of t: scale 4 = dp^2"));
-  EXPECT_THAT(scaled(Axis::kPp, 4), Eq("gradient of t: scale 4")) << "rather micro-batches";
-  EXPECT_THAT(scaled(Axis::kPp, 2), Eq("gradient of t: scale 2 = pp"));
+  EXPECT_THAT(scaled(Axis::kDp, 4),
+              AllOf(IsCause(CauseId::kScaleOfFormula, {{"formula", "dp^2"}, {"scale", 4}}),
+                    HasNoValue("ranks")));
+  EXPECT_THAT(scaled(Axis::kPp, 4),
+              AllOf(IsCause(CauseId::kScale, {{"scale", 4}}), HasNoValue("ranks")))
+      << "rather micro-batches";
+  EXPECT_THAT(scaled(Axis::kPp, 2),
+              AllOf(IsCause(CauseId::kScaleOfFormula, {{"formula", "pp"}, {"scale", 2}}),
+                    HasNoValue("ranks")));
 }
 
 TEST(Diagnosis, ARateKnowsNoMesh) {
@@ -150,13 +170,13 @@ TEST(Diagnosis, ARateKnowsNoMesh) {
   const Verdict verdict = judge(r, run(kDp2Tp3, &r, body(3)), {});
 
   ASSERT_EQ(kDp2Tp3.degree(Axis::kTp), 3);
-  EXPECT_THAT(verdict.findings.at(0).diagnosis, AllOf(HasSubstr("scale 3"), Not(HasSubstr("tp"))));
+  EXPECT_THAT(verdict.findings.at(0).cause, IsCause(CauseId::kScale, {{"scale", 3}}));
 }
 
 TEST(Diagnosis, PositionsHeldTwice) {
   const at::Tensor value = values({4, 24, 5}, 1);
 
-  const std::string text = first_diagnosis_of(
+  const Cause cause = first_cause_of(
       value,
       [](at::Tensor v, int dp_rank, int tp_rank) {
         const at::Tensor half = v.narrow(0, 2 * dp_rank, 2).narrow(1, tp_rank == 1 ? 12 : 0, 12);
@@ -164,36 +184,46 @@ TEST(Diagnosis, PositionsHeldTwice) {
       },
       RecordKind::kActivation, {shard(Axis::kDp, 0)});
 
-  EXPECT_THAT(text, Eq("forward at t: copies differ over tp; rank 0 holds positions 0..11 twice; "
-                       "rank 1 holds positions 12..23 twice"));
+  EXPECT_THAT(cause, IsCause(CauseId::kSlicesRepeated, {{"rank", 0},
+                                                        {"dim", 1},
+                                                        {"first", 0},
+                                                        {"ranks", std::vector{0, 1}},
+                                                        {"axes", "tp"},
+                                                        {"last", 11},
+                                                        {"times", 2},
+                                                        {"begins", std::vector{0, 12}},
+                                                        {"ends", std::vector{11, 23}}}));
 }
 
 TEST(Diagnosis, ShiftsAndPermutations) {
   const at::Tensor value = values({4, 9, 5}, 1);
 
-  EXPECT_THAT(first_diagnosis_of(value, [](at::Tensor v, int, int) { return v.roll(2, 1); }),
-              HasSubstr("shift 2 along dim 1"));
-  EXPECT_THAT(first_diagnosis_of(
-                  value,
-                  [](at::Tensor v, int, int) {
-                    return v.index_select(1, at::tensor({1, 0, 3, 2, 5, 4, 7, 6, 8}, at::kLong));
-                  }),
-              HasSubstr("permuted along dim 1"));
-  EXPECT_THAT(first_diagnosis_of(value,
-                                 [](at::Tensor v, int, int) {
-                                   return v.transpose(0, 2).contiguous().reshape({4, 9, 5});
-                                 }),
-              HasSubstr("permuted (the same values"));
+  EXPECT_THAT(first_cause_of(value, [](at::Tensor v, int, int) { return v.roll(2, 1); }),
+              IsCause(CauseId::kSlicesShifted, {{"shift", 2}, {"dim", 1}}));
+  EXPECT_THAT(
+      first_cause_of(value,
+                     [](at::Tensor v, int, int) {
+                       return v.index_select(1, at::tensor({1, 0, 3, 2, 5, 4, 7, 6, 8}, at::kLong));
+                     }),
+      IsCause(CauseId::kSlicesPermuted, {{"slices", "tokens"},
+                                         {"block", 1},
+                                         {"order", std::vector{1, 0, 3, 2, 5, 4, 7, 6, 8}},
+                                         {"dim", 1}}));
+  EXPECT_THAT(first_cause_of(value,
+                             [](at::Tensor v, int, int) {
+                               return v.transpose(0, 2).contiguous().reshape({4, 9, 5});
+                             }),
+              IsCause(CauseId::kSameValuesElsewhere));
 }
 
 TEST(Diagnosis, OffsetsOfAConstantAndOfARow) {
   const at::Tensor value = values({4, 6, 5}, 1);
   const at::Tensor row = values({5}, 2);
 
-  EXPECT_THAT(first_diagnosis_of(value, [](at::Tensor v, int, int) { return v + 0.25; }),
-              HasSubstr("constant offset 0.25"));
-  EXPECT_THAT(first_diagnosis_of(value, [&](at::Tensor v, int, int) { return v + row; }),
-              HasSubstr("off by the same row everywhere"));
+  EXPECT_THAT(first_cause_of(value, [](at::Tensor v, int, int) { return v + 0.25; }),
+              IsCause(CauseId::kConstantOffset, {{"offset", 0.25}}));
+  EXPECT_THAT(first_cause_of(value, [&](at::Tensor v, int, int) { return v + row; }),
+              IsCause(CauseId::kSameRowAdded));
 }
 
 TEST(Diagnosis, AParameterThatWasNotUpdated) {
@@ -209,7 +239,7 @@ TEST(Diagnosis, AParameterThatWasNotUpdated) {
 
   const Verdict verdict = judge(r, run(kDp2Tp3, &r, body(false)), options);
 
-  EXPECT_THAT(verdict.findings.at(0).diagnosis, HasSubstr("not updated (bitwise as before)"));
+  EXPECT_THAT(verdict.findings.at(0).cause, IsCause(CauseId::kNotUpdated));
 }
 
 // A rank's rows are filled up; of the step only its own ones count.
@@ -236,16 +266,18 @@ TEST(Diagnosis, TheStepOfRowsThatPaddingFollows) {
   const Verdict verdict = judge(r, run(kDp2Tp3, &r, body(3)), options);
 
   ASSERT_EQ(kDp2Tp3.degree(Axis::kTp), 3);
-  EXPECT_THAT(verdict.findings.at(0).diagnosis, HasSubstr("update scale 3"));
+  EXPECT_THAT(
+      verdict.findings.at(0).cause,
+      IsCause(CauseId::kScaleOfFormula, {{"formula", "tp"}, {"scale", 3}, {"is_update", true}}));
 }
 
 TEST(Diagnosis, AFactorNextToOneSaysHowFar) {
   const at::Tensor value = values({4, 6, 5}, 1);
 
-  EXPECT_THAT(first_diagnosis_of(value, [](at::Tensor v, int, int) { return v * (1 + 1e-5); }),
-              HasSubstr("scale 1 + 1e-05"));
-  EXPECT_THAT(first_diagnosis_of(value, [](at::Tensor v, int, int) { return v * (1 - 1e-5); }),
-              HasSubstr("scale 1 - 1e-05"));
+  EXPECT_THAT(first_cause_of(value, [](at::Tensor v, int, int) { return v * (1 + 1e-5); }),
+              IsCause(CauseId::kScaleNearOne, {{"sign", "+"}, {"away", 1.001e-05}}));
+  EXPECT_THAT(first_cause_of(value, [](at::Tensor v, int, int) { return v * (1 - 1e-5); }),
+              IsCause(CauseId::kScaleNearOne, {{"sign", "-"}, {"away", 1.001e-05}}));
 }
 
 TEST(Diagnosis, ALastBitIsNoFactor) {
@@ -264,7 +296,7 @@ TEST(Diagnosis, ALastBitIsNoFactor) {
   const Verdict verdict = judge(r, run(kDp2Tp3, &r, record(0x1p-52)), options);
 
   ASSERT_EQ(verdict.status, Status::kDiverges);
-  EXPECT_THAT(verdict.findings.at(0).diagnosis, testing::Not(HasSubstr("scale")));
+  EXPECT_THAT(verdict.findings.at(0).cause, IsNoCause());
 }
 
 TEST(Diagnosis, AValueOfTheStepBefore) {
@@ -281,27 +313,27 @@ TEST(Diagnosis, AValueOfTheStepBefore) {
 
   const Verdict verdict = judge(r, run(kDp2Tp3, &r, body(1)), options);
 
-  EXPECT_THAT(verdict.findings.at(0).diagnosis, HasSubstr("stale by 1 step"));
+  EXPECT_THAT(verdict.findings.at(0).cause, IsCause(CauseId::kStaleBySteps, {{"steps", 1}}));
 }
 
 TEST(Diagnosis, CopiesThatDifferWithoutAPattern) {
   const at::Tensor value = values({4, 6}, 1);
 
-  const std::string text = first_diagnosis_of(value, [](at::Tensor v, int, int tp) {
+  const Cause cause = first_cause_of(value, [](at::Tensor v, int, int tp) {
     return tp == 2 ? values({4, 6}, 40) : v;
   });
 
-  EXPECT_THAT(text, Eq("forward at t: copies differ over tp"));
+  EXPECT_THAT(cause, IsCause(CauseId::kCopiesDiffer, {{"axes", "tp"}}));
 }
 
 TEST(Diagnosis, NothingIsSaidOfAnUnrelatedTensor) {
   const at::Tensor value = values({4, 6}, 1);
 
-  const std::string text = first_diagnosis_of(value, [](at::Tensor, int, int) {
+  const Cause cause = first_cause_of(value, [](at::Tensor, int, int) {
     return values({4, 6}, 40);
   });
 
-  EXPECT_THAT(text, Eq(""));
+  EXPECT_THAT(cause, IsNoCause());
 }
 
 // The mean of log(sum) where every rank had all of what was summed; log(ratio) where padding was
@@ -309,13 +341,15 @@ TEST(Diagnosis, NothingIsSaidOfAnUnrelatedTensor) {
 TEST(Diagnosis, ALossThatIsTooLargeByTheLogarithmOfADegree) {
   const at::Tensor loss = at::full({1}, 4.5, at::kDouble);
   const auto with_offset = [&](double offset) {
-    return first_diagnosis_of(
+    return first_cause_of(
         loss, [&](at::Tensor v, int, int) { return v + offset; }, RecordKind::kScalar);
   };
 
-  EXPECT_THAT(with_offset(std::log(3.0)), HasSubstr("constant offset 1.099 = log(tp)"));
-  EXPECT_THAT(with_offset(std::log(2.0)), HasSubstr("constant offset 0.6931 = log(dp)"));
-  EXPECT_THAT(with_offset(1.05), testing::Not(HasSubstr("offset")));
+  EXPECT_THAT(with_offset(std::log(3.0)),
+              IsCause(CauseId::kOffsetOfDegree, {{"offset", 1.0986}, {"axis", "tp"}}));
+  EXPECT_THAT(with_offset(std::log(2.0)),
+              IsCause(CauseId::kOffsetOfDegree, {{"offset", 0.6931}, {"axis", "dp"}}));
+  EXPECT_THAT(with_offset(1.05), IsNoCause());
 }
 
 // A search through all patterns would take minutes. The large tensor, one element of which is 0,
@@ -339,8 +373,8 @@ TEST(Diagnosis, ALargeTensorIsSearchedOnlyForWhatSmallOnesShow) {
   const Verdict verdict = judge(right, wrong, policy);
 
   ASSERT_EQ(verdict.findings.size(), 2U);
-  EXPECT_THAT(verdict.findings[0].diagnosis, HasSubstr("rank-local over dp"));
-  EXPECT_EQ(verdict.findings[1].diagnosis, "");
+  EXPECT_THAT(verdict.findings[0].cause, IsCause(CauseId::kRankLocal, {{"axis", "dp"}}));
+  EXPECT_THAT(verdict.findings[1].cause, IsNoCause());
 }
 
 }  // namespace

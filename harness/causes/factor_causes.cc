@@ -93,7 +93,7 @@ Cause factors_along(const Evidence& e, Axis axis, const std::vector<double>& fac
 /// What backward of each dp rank begins from, in the right run: its part of the mean over all
 /// tokens, or the mean over its own. Empty if neither gives the reference's value.
 std::vector<double> backward_parts(const Evidence& e, int ranks) {
-  const RecordKey means_key{e.wanted.key.step, RecordKind::kScalar, "loss_per_dp_rank", 0};
+  const RecordKey means_key = scalar_key(e.wanted.key.step, NameRole::kLossPerDpRank);
   if (e.reference.find(means_key) == nullptr || e.whole.numel() != 1) return {};
   const Values means = e.reference_value(means_key).flattened();
   if (means.numel() != ranks) return {};
@@ -235,7 +235,8 @@ Cause cause_rank_factors(const Evidence& e) {
 
 Cause cause_backward_parts(const Evidence& e) {
   const int ranks = e.actual.mesh.degree(Axis::kDp);
-  if (e.wanted.key.name != "loss_backward" || ranks == 1 || e.actual.mesh.degree(Axis::kCp) != 1)
+  if (role_of(e.wanted.key) != NameRole::kLossBackward || ranks == 1 ||
+      e.actual.mesh.degree(Axis::kCp) != 1)
     return {};
   const std::vector<double> right = backward_parts(e, ranks), held = held_parts(e, ranks);
   if (right.empty() || held.empty()) return {};

@@ -261,7 +261,15 @@ Cause cause_moved_slices(const Evidence& e) {
   }
   if (causes.empty()) return {};
   // the first one decides, the others follow in its words
-  NamedValues values = std::move(causes.front().values);
+  NamedValues values = causes.front().values;
+  for (const auto& [of_one, of_each] : {std::pair("first", "begins"), {"last", "ends"}}) {
+    std::vector<std::int64_t> each;
+    for (const Cause& cause : causes) {
+      if (const auto number = cause.number(of_one))
+        each.push_back(static_cast<std::int64_t>(*number));
+    }
+    if (each.size() == causes.size()) values.emplace_back(of_each, each);
+  }
   values.emplace_back("ranks", ranks);
   if (!e.result.differing_axes.empty()) {
     const std::string axes = join_axes(e.result.differing_axes);

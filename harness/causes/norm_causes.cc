@@ -9,9 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "core/observe/layer_name.h"
 #include "harness/causes/class_causes.h"
-#include "harness/trace/clipped.h"
-#include "harness/trace/names/layer_name.h"
 
 namespace isoshard::detail {
 namespace {
@@ -173,7 +172,8 @@ Cause cause_norm_squares(const Evidence& e) {
   // the norm is added up in fp64, or rounded to fp32 at the end
   constexpr double kRounding = 4e-7, kLeastTold = 50;
   const View* bad = e.first_bad_view();
-  if (bad == nullptr || e.wanted.key.name != "grad_norm" || e.whole.numel() != 1) return {};
+  if (bad == nullptr || role_of(e.wanted.key) != NameRole::kGradNorm || e.whole.numel() != 1)
+    return {};
   const std::vector<ParameterSquares> parameters = squares_of(e);
   double all = 0;
   for (const ParameterSquares& own : parameters) all += own.all;

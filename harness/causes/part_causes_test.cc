@@ -15,6 +15,7 @@
 #include "harness/causes/class_causes.h"
 #include "harness/causes/view/evidence.h"
 #include "harness/testing/diagnosed_run.h"
+#include "harness/testing/is_cause.h"
 #include "harness/testing/synthetic.h"
 
 namespace isoshard {
@@ -22,15 +23,12 @@ namespace {
 
 using namespace synthetic;
 using namespace causes_testing;
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
 
 // Of 4096 elements, 1000 to 1511 are what dp rank 1 has of its own.
 TEST(PartCauses, APartThatDoesNotReachARankIsTold) {
   const at::Tensor right = values({64, 64}, 1), own = values({64, 64}, 2);
   const auto told = [&](const std::function<void(at::Tensor & flat, int dp)>& change) {
-    return diagnosis_of_one(RecordKind::kGrad, right, [&](at::Tensor v, int dp, int) {
+    return cause_of_one(RecordKind::kGrad, right, [&](at::Tensor v, int dp, int) {
       at::Tensor flat = v.view({-1});
       change(flat, dp);
       return v;
@@ -43,32 +41,37 @@ TEST(PartCauses, APartThatDoesNotReachARankIsTold) {
   EXPECT_THAT(told([&](at::Tensor& flat, int dp) {
                 if (dp == 1) put(flat, 1000, 512);
               }),
-              HasSubstr("copies differ over dp in a part of the elements, which another rank has "
-                        "right and which has not reached the others: elements 1000..1511 on dp "
-                        "rank 1"));
+              IsCause(CauseId::kPartNotReached, {{"axis", "dp"},
+                                                 {"coordinates", std::vector{1}},
+                                                 {"begins", std::vector{1000}},
+                                                 {"ends", std::vector{1511}},
+                                                 {"ranks", std::vector{3, 4, 5}},
+                                                 {"axes", "dp"}}));
   EXPECT_THAT(told([&](at::Tensor& flat, int dp) { put(flat, dp == 0 ? 512 : 2000, 256); }),
-              AllOf(HasSubstr("elements 512..767 on dp rank 0"),
-                    HasSubstr("elements 2000..2255 on dp rank 1")));
+              IsCause(CauseId::kPartNotReached, {{"axis", "dp"},
+                                                 {"coordinates", std::vector{0, 1}},
+                                                 {"begins", std::vector{512, 2000}},
+                                                 {"ends", std::vector{767, 2255}}}));
   EXPECT_THAT(told([&](at::Tensor& flat, int dp) {
                 put(flat, 1000, 512);
                 flat.narrow(0, 1000, 512).mul_(dp + 1);
               }),
-              Not(HasSubstr("has not reached")))
+              IsCause(CauseId::kCopiesDiffer, {{"axes", "dp"}}))
       << "no rank has it right";
   EXPECT_THAT(told([&](at::Tensor& flat, int dp) {
                 if (dp == 1) flat.slice(0, 0, 4096, 300).add_(1);
               }),
-              Not(HasSubstr("has not reached")))
+              IsCause(CauseId::kCopiesDiffer, {{"axes", "dp"}}))
       << "single elements here and there";
   EXPECT_THAT(told([&](at::Tensor& flat, int dp) {
                 if (dp == 1) put(flat, 0, 4096);
               }),
-              Not(HasSubstr("has not reached")))
+              IsCause(CauseId::kCopiesDiffer, {{"axes", "dp"}}))
       << "all of it";
 }
 
 /// A weight that an embedding and a head use; `change` makes what ranks hold from what each gives.
-std::string tied_gradient_is(
+Cause tied_gradient_is(
     const std::function<at::Tensor(at::Tensor embedding, at::Tensor head, int dp)>& change) {
   constexpr std::int64_t kVocabulary = 24, kWidth = 16;
   const auto body = [&](bool whole) {
@@ -99,30 +102,31 @@ std::string tied_gradient_is(
   };
   JudgePolicy tied;
   tied.num_names["embed.weight"] = 2;
-  return diagnosis_of(body(true), body(false), tied);
+  return cause_of(body(true), body(false), tied);
 }
 
 TEST(PartCauses, ATiedWeightThatLacksAUseIsTold) {
   EXPECT_THAT(tied_gradient_is([](const at::Tensor& embedding, const at::Tensor& head, int dp) {
                 return dp == 0 ? embedding + head : head;
               }),
-              HasSubstr("only what head gives is in it, what embed gives is missing: the sum over "
-                        "the uses of a tied weight on dp rank 1"));
+              IsCause(CauseId::kTiedUseMissing, {{"present", std::vector<std::string>{"head"}},
+                                                 {"missing", std::vector<std::string>{"embed"}},
+                                                 {"ranks", std::vector{3, 4, 5}}}));
   EXPECT_THAT(tied_gradient_is([](const at::Tensor& embedding, const at::Tensor& head, int) {
                 return 0.5 * embedding + head;
               }),
-              Not(HasSubstr("is missing")))
+              IsNoCause())
       << "there, but not whole";
   EXPECT_THAT(tied_gradient_is([](const at::Tensor& embedding, const at::Tensor& head, int) {
                 return head + values({24, 16}, 9) * embedding.abs().max();
               }),
-              Not(HasSubstr("is missing")))
+              IsNoCause())
       << "something else in its place";
 }
 
 /// The gradient of a norm's weight [8] over 6 heads that three tp ranks share out, as `reduced`
 /// makes it of what each of them gives [3, 8].
-std::string gradient_of_heads_is(const std::function<at::Tensor(at::Tensor parts)>& reduced) {
+Cause gradient_of_heads_is(const std::function<at::Tensor(at::Tensor parts)>& reduced) {
   const auto body = [&](bool whole) {
     return Body([=](Sink& sink, int rank) {
       const at::Tensor w = 1 + 0.1 * values({8}, 1), x = values({2, 5, 6, 8}, 2), y = x * w,
@@ -142,26 +146,27 @@ std::string gradient_of_heads_is(const std::function<at::Tensor(at::Tensor parts
                      whole ? parts.sum(0) : reduced(parts));
     });
   };
-  return diagnosis_of(body(true), body(false));
+  return cause_of(body(true), body(false));
 }
 
 TEST(PartCauses, TheLargestOfRanksPartsIsTold) {
-  EXPECT_THAT(gradient_of_heads_is([](const at::Tensor& parts) { return parts.amax(0); }),
-              HasSubstr("each element is the largest of what the 3 tp ranks give, not their sum"));
+  EXPECT_THAT(
+      gradient_of_heads_is([](const at::Tensor& parts) { return parts.amax(0); }),
+      IsCause(CauseId::kLargestPart, {{"num_ranks", 3}, {"axis", "tp"}, {"reduction", "sum"}}));
   EXPECT_THAT(
       gradient_of_heads_is([](const at::Tensor& parts) { return 3 * parts.amin(0); }),
-      HasSubstr("each element is the smallest of what the 3 tp ranks give, not their mean"));
+      IsCause(CauseId::kSmallestPart, {{"num_ranks", 3}, {"axis", "tp"}, {"reduction", "mean"}}));
   EXPECT_THAT(gradient_of_heads_is(
                   [](const at::Tensor& parts) { return parts.amax(0) + 0.1 * values({8}, 9); }),
-              Not(HasSubstr("each element")));
+              IsNoCause());
   EXPECT_THAT(gradient_of_heads_is([](const at::Tensor& parts) { return parts.abs().amax(0); }),
-              Not(HasSubstr("each element")))
+              IsNoCause())
       << "the largest by size";
 }
 
 /// The gradient of a norm's weight [8] after two micro-batches, as `added` makes it of what each of
 /// them gives.
-std::string gradient_of_norm_is(
+Cause gradient_of_norm_is(
     const std::function<at::Tensor(at::Tensor first, at::Tensor second)>& added) {
   const auto body = [&](bool whole) {
     return Body([=](Sink& sink, int) {
@@ -178,22 +183,23 @@ std::string gradient_of_norm_is(
                      whole ? parts[0] + parts[1] : added(parts[0], parts[1]));
     });
   };
-  return diagnosis_of(body(true), body(false));
+  return cause_of(body(true), body(false));
 }
 
 TEST(PartCauses, MicroBatchesOfANormsWeightAreTold) {
   EXPECT_THAT(
       gradient_of_norm_is([](const at::Tensor&, const at::Tensor& second) { return second; }),
-      HasSubstr("only micro-batch 1 of 0..1 is present"));
+      IsCause(CauseId::kMicroBatchMissing,
+              {{"present", std::vector{1}}, {"missing", std::vector{0}}, {"last", 1}}));
   EXPECT_THAT(gradient_of_norm_is([](const at::Tensor&, const at::Tensor& second) {
                 return second + 0.1 * values({8}, 9);
               }),
-              Not(HasSubstr("micro-batch")));
+              IsNoCause());
 }
 
 /// 8 tokens that two cp ranks share, head and tail of them on rank 0; `change` is put on what a
 /// rank holds of its box that begins at a token.
-std::string boxes_are(const std::function<at::Tensor(at::Tensor own, std::int64_t begin)>& change) {
+Cause boxes_are(const std::function<at::Tensor(at::Tensor own, std::int64_t begin)>& change) {
   const at::Tensor right = values({2, 8, 16}, 1);
   const Reference r = reference([&](Sink& sink, int) {
     sink.on_record(site(RecordKind::kActivation, "m", layout_of({2, 8, 16})), right);
@@ -216,23 +222,23 @@ std::string boxes_are(const std::function<at::Tensor(at::Tensor own, std::int64_
   options.rtol = 1e-6;
   const Verdict verdict = judge(r, trace, options);
   EXPECT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
-  return verdict.findings.empty() ? "no finding" : verdict.findings[0].diagnosis;
+  return verdict.findings.at(0).cause;
 }
 
 TEST(PartCauses, EachBoxOfARankIsLookedAt) {
   const auto rounded = [](const at::Tensor& x) { return x.to(at::kBFloat16).to(at::kFloat); };
 
   EXPECT_THAT(boxes_are([&](const at::Tensor& own, std::int64_t) { return rounded(own); }),
-              HasSubstr("rounded to bf16: all 256 values"));
+              IsCause(CauseId::kRounded, {{"dtype", "bf16"}, {"values", 256}}));
   EXPECT_THAT(boxes_are([&](const at::Tensor& own, std::int64_t begin) {
                 return begin == 6 ? own : rounded(own);
               }),
-              HasSubstr("rounded to bf16: all 192 values"))
+              IsCause(CauseId::kRounded, {{"dtype", "bf16"}, {"values", 192}}))
       << "a box of a wrong rank that is right";
   EXPECT_THAT(boxes_are([&](const at::Tensor& own, std::int64_t begin) {
                 return begin == 6 ? own * 1.001 : rounded(own);
               }),
-              Not(HasSubstr("rounded")))
+              IsNoCause())
       << "a box that is wrong in another way";
 }
 

@@ -11,7 +11,6 @@
 #include <vector>
 
 #include "harness/causes/run_causes.h"
-#include "harness/trace/clipped.h"
 
 namespace isoshard::detail {
 namespace {

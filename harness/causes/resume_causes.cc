@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/observe/layer_name.h"
 #include "harness/causes/run_causes.h"
 
 namespace isoshard::detail {
@@ -37,19 +38,16 @@ bool is_loaded_behind(const RankTrace& rank, int step) {
 /// "mlp.gate_proj" of "model.layers.1.mlp.gate_proj.weight.exp_avg"; outside of layers the
 /// parameter's whole name.
 std::string module_of(const std::string& name) {
-  const std::string parameter = name.substr(0, name.rfind('.'));
-  for (std::size_t begin = parameter.find('.'); begin != std::string::npos;
-       begin = parameter.find('.', begin + 1)) {
-    const std::size_t end = parameter.find_first_not_of("0123456789", begin + 1);
-    if (end == begin + 1 || end == std::string::npos || parameter[end] != '.') continue;
-    const std::string in_layer = parameter.substr(end + 1);
-    return in_layer.substr(0, in_layer.rfind('.'));
-  }
-  return parameter;
+  const std::string_view parameter = parse_record_name(RecordKind::kOptimizer, name).base;
+  const std::optional<LayerInName> layer = layer_in(parameter);
+  if (!layer.has_value() || layer->begin == 0 || layer->end == parameter.size())
+    return std::string(parameter);
+  const std::string_view in_layer = parameter.substr(layer->end + 1);
+  return std::string(in_layer.substr(0, in_layer.rfind('.')));
 }
 
 std::string state_of(const std::string& name) {
-  return name.substr(name.rfind('.') + 1);
+  return std::string(parse_record_name(RecordKind::kOptimizer, name).state);
 }
 
 /// Every parameter of the step is on every rank what it was before it was saved.
@@ -71,12 +69,11 @@ bool parameters_are_right(const Trace& run, int step) {
 Cause cause_of_owner(const Evidence& e, const RecordKey& saved, const std::string& owner,
                      bool is_swapped) {
   const std::string state = state_of(saved.name);
-  NamedValues values = {
-      {"state", state.starts_with("exp_avg") ? phrase(PhraseId::kMoments) : state},
-      {"module", module_of(saved.name)},
-      {"other", module_of(owner)},
-      {"parameter", parent_of(saved.name)},
-      {"other_parameter", parent_of(owner)}};
+  NamedValues values = {{"state", state.starts_with("exp_avg") ? "moments" : state},
+                        {"module", module_of(saved.name)},
+                        {"other", module_of(owner)},
+                        {"parameter", parent_of(saved.name)},
+                        {"other_parameter", parent_of(owner)}};
   const bool is_right = parameters_are_right(e.actual, saved.step);
   values.emplace_back("parameters_are_right", is_right);
   if (is_right)
@@ -259,8 +256,8 @@ Cause cause_in_progress(const Evidence& e) {
                         ? e.first_bad_view()
                         : nullptr;
   if (bad == nullptr || bad->actual.numel() == 0) return {};
-  const std::string& name = e.wanted.key.name;
-  if (name == "next_sample_ids") return place_of_sampler(e, *bad);
+  const NameRole role = role_of(e.wanted.key);
+  if (role == NameRole::kNext) return place_of_sampler(e, *bad);
   const Values actual = bad->actual.contiguous(), expected = bad->expected.contiguous();
   const auto seen = actual.flat(), wanted = expected.flat();
   NamedValues values;
@@ -271,12 +268,12 @@ Cause cause_in_progress(const Evidence& e) {
   values.emplace_back("was_right_before", was_right);
   if (was_right)
     values.push_back(NamedValue::words("right_before", phrase(PhraseId::kRightBeforeSaving)));
-  if (name == "optimizer_steps" && seen.size() == 2) {
+  if (role == NameRole::kOptimizerSteps && seen.size() == 2) {
     values.emplace_back("counted", seen[0]);
     values.emplace_back("made", wanted[0]);
     return make_cause(CauseId::kUpdatesMiscounted, std::move(values));
   }
-  if (name != "rng_state" || seen.size() != 3) return {};
+  if (role != NameRole::kRngState || seen.size() != 3) return {};
   if (seen[0] != wanted[0] || seen[1] != wanted[1])
     return make_cause(CauseId::kOtherMaskSeed, std::move(values));
   values.emplace_back("step", seen[2]);

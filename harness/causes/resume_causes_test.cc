@@ -10,16 +10,14 @@
 #include <vector>
 
 #include "harness/testing/diagnosed_run.h"
+#include "harness/testing/is_cause.h"
 #include "harness/testing/synthetic.h"
 
 namespace isoshard {
 namespace {
 
 using namespace synthetic;
-using causes_testing::diagnosis_of;
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
+using causes_testing::cause_of;
 
 /// A run that is saved behind step 1 and loaded: the state is recorded once more, and step 2 draws
 /// masks. `mask` is [12], or a rank's [2].
@@ -60,18 +58,25 @@ at::Tensor own_mask(int rank) {
 
 TEST(ResumeCauses, OptimizerStateOfAnotherOwnerAfterALoadIsTold) {
   const auto told = [](const std::array<double, 2>& moments, double weight) {
-    return diagnosis_of(reloaded({1, 2}, 3, whole_mask), reloaded(moments, weight, own_mask));
+    return cause_of(reloaded({1, 2}, 3, whole_mask), reloaded(moments, weight, own_mask));
   };
-  const std::string swapped =
-      "optimizer state after load: moments of mlp.gate_proj and mlp.up_proj are swapped";
 
-  EXPECT_THAT(told({2, 1}, 3), HasSubstr(swapped + "; parameters right"));
-  EXPECT_THAT(told({2, 1}, 4), AllOf(HasSubstr(swapped), Not(HasSubstr("parameters right"))));
-  EXPECT_THAT(
-      told({2, 2}, 3),
-      HasSubstr(
-          "moments of mlp.gate_proj are those that were saved of mlp.up_proj; parameters right"));
-  EXPECT_THAT(told({5, 2}, 3), Not(HasSubstr("after load"))) << "it was nobody's";
+  EXPECT_THAT(told({2, 1}, 3),
+              IsCause(CauseId::kOptimizerStatesSwapped, {{"state", "moments"},
+                                                         {"module", "mlp.gate_proj"},
+                                                         {"other", "mlp.up_proj"},
+                                                         {"parameters_are_right", true}}));
+  EXPECT_THAT(told({2, 1}, 4),
+              IsCause(CauseId::kOptimizerStatesSwapped, {{"state", "moments"},
+                                                         {"module", "mlp.gate_proj"},
+                                                         {"other", "mlp.up_proj"},
+                                                         {"parameters_are_right", false}}));
+  EXPECT_THAT(told({2, 2}, 3),
+              IsCause(CauseId::kOptimizerStateOfOther, {{"state", "moments"},
+                                                        {"module", "mlp.gate_proj"},
+                                                        {"other", "mlp.up_proj"},
+                                                        {"parameters_are_right", true}}));
+  EXPECT_THAT(told({5, 2}, 3), IsCause(CauseId::kScale, {{"scale", 5}})) << "it was nobody's";
 }
 
 TEST(ResumeCauses, WhatIsLoadedIsNoStepThatWasNotMade) {
@@ -90,11 +95,11 @@ TEST(ResumeCauses, WhatIsLoadedIsNoStepThatWasNotMade) {
     });
   };
 
-  EXPECT_THAT(diagnosis_of(body(true), body(false)), Not(HasSubstr("not updated")));
+  EXPECT_THAT(cause_of(body(true), body(false)), IsNoCause());
 }
 
 /// Both moments of one parameter, saved and loaded.
-std::string second_moment_is(
+Cause second_moment_is(
     const std::function<at::Tensor(at::Tensor first, at::Tensor second)>& loaded) {
   const auto body = [&](bool whole) {
     return Body([=](Sink& sink, int) {
@@ -108,30 +113,33 @@ std::string second_moment_is(
       state(whole ? second : loaded(first, second));
     });
   };
-  return diagnosis_of(body(true), body(false));
+  return cause_of(body(true), body(false));
 }
 
 TEST(ResumeCauses, AnotherStateOfTheSameParameterIsTold) {
-  EXPECT_THAT(
-      second_moment_is([](auto first, auto) { return first; }),
-      HasSubstr("optimizer state after load: exp_avg_sq of m.w is what was saved as exp_avg"));
+  EXPECT_THAT(second_moment_is([](auto first, auto) { return first; }),
+              IsCause(CauseId::kOptimizerStateOfOtherKind,
+                      {{"state", "exp_avg_sq"}, {"parameter", "m.w"}, {"other", "exp_avg"}}));
   EXPECT_THAT(second_moment_is([](auto, auto second) { return 2 * second; }),
-              Not(HasSubstr("after load")));
+              IsCause(CauseId::kScaleOfFormula, {{"formula", "dp"}, {"scale", 2}}));
 }
 
 TEST(ResumeCauses, MasksOfAnotherRanksStreamAfterAResumeAreTold) {
   const auto told = [](const std::function<at::Tensor(int)>& mask) {
-    return diagnosis_of(reloaded({1, 2}, 3, whole_mask), reloaded({1, 2}, 3, mask));
+    return cause_of(reloaded({1, 2}, 3, whole_mask), reloaded({1, 2}, 3, mask));
   };
 
   EXPECT_THAT(told([](int) { return own_mask(0); }),
-              HasSubstr("after resume: masks of ranks 1..5 equal the mask of rank 0"));
+              IsCause(CauseId::kMasksOfOtherRank, {{"ranks", std::vector{1, 2, 3, 4, 5}},
+                                                   {"owner_rank", 0},
+                                                   {"was_right_before", false}}));
   EXPECT_THAT(told([](int rank) { return own_mask(rank == 4 ? 2 : rank); }),
-              HasSubstr("after resume: mask of rank 4 equals the mask of rank 2"));
+              IsCause(CauseId::kMasksOfOtherRank,
+                      {{"ranks", std::vector{4}}, {"owner_rank", 2}, {"was_right_before", false}}));
   EXPECT_THAT(told([](int rank) {
                 return own_mask(rank == 3 ? 0 : rank == 4 ? 2 : rank);
               }),
-              Not(HasSubstr("after resume")))
+              IsCause(CauseId::kOneMaskForSamples))
       << "two ranks with masks of two others";
 }
 
@@ -166,19 +174,28 @@ Body progressing(const Progress& saved, const Progress& loaded) {
 
 TEST(ResumeCauses, WhereALoadedRunStandsIsTold) {
   const auto told = [](const Progress& saved, const Progress& loaded) {
-    return diagnosis_of(progressing({}, {}), progressing(saved, loaded));
+    return cause_of(progressing({}, {}), progressing(saved, loaded));
   };
 
-  EXPECT_THAT(told({}, {.updates = {1, 1}}),
-              HasSubstr("after resume: 1 updates counted, 2 were made; right before saving"));
-  EXPECT_THAT(told({.updates = {1, 1}}, {}),
-              AllOf(HasSubstr("1 updates counted, 2 were made"), Not(HasSubstr("after resume"))));
-  EXPECT_THAT(told({}, {.rng = {0, 8, 2}}),
-              HasSubstr("after resume: another seed of masks; right before saving"));
-  EXPECT_THAT(told({}, {.rng = {0, 7, 1}}), HasSubstr("masks of step 1, expected 2"));
-  EXPECT_THAT(told({}, {.first_sample = 18}), HasSubstr("sampler 1 step ahead"));
-  EXPECT_THAT(told({}, {.first_sample = 6}), HasSubstr("sampler 1 step behind"));
-  EXPECT_THAT(told({}, {.first_sample = 13}), Not(HasSubstr("sampler"))) << "no step begins there";
+  EXPECT_THAT(
+      told({}, {.updates = {1, 1}}),
+      IsCause(CauseId::kUpdatesMiscounted,
+              {{"after_resume", true}, {"was_right_before", true}, {"counted", 1}, {"made", 2}}));
+  EXPECT_THAT(
+      told({.updates = {1, 1}}, {}),
+      IsCause(CauseId::kUpdatesMiscounted,
+              {{"after_resume", false}, {"was_right_before", false}, {"counted", 1}, {"made", 2}}));
+  EXPECT_THAT(
+      told({}, {.rng = {0, 8, 2}}),
+      IsCause(CauseId::kOtherMaskSeed, {{"after_resume", true}, {"was_right_before", true}}));
+  EXPECT_THAT(
+      told({}, {.rng = {0, 7, 1}}),
+      IsCause(CauseId::kMasksOfOtherStep,
+              {{"after_resume", true}, {"was_right_before", true}, {"step", 1}, {"expected", 2}}));
+  EXPECT_THAT(told({}, {.first_sample = 18}), IsCause(CauseId::kSamplerAhead, {{"steps", 1}}));
+  EXPECT_THAT(told({}, {.first_sample = 6}), IsCause(CauseId::kSamplerBehind, {{"steps", 1}}));
+  EXPECT_THAT(told({}, {.first_sample = 13}), IsCause(CauseId::kIdsTooLarge))
+      << "no step begins there";
 }
 
 }  // namespace

@@ -14,7 +14,6 @@
 
 #include "core/base/dtype.h"
 #include "harness/causes/class_causes.h"
-#include "harness/trace/clipped.h"
 #include "harness/trace/parts.h"
 
 namespace isoshard::detail {
@@ -242,7 +241,7 @@ Cause cause_reciprocal(const Evidence& e) {
 /// their sum alone, but sums in a wide dtype have more bits than what was added.
 Cause cause_rounded_sums(const Evidence& e) {
   if (e.wanted.key.kind != RecordKind::kGrad || e.wanted.key.call == 0 ||
-      !final_gradient_of(e.wanted.key).has_value())
+      role_of(e.wanted.key) != NameRole::kMicroBatch)
     return {};
   Bits held;
   int own_bits = 0;
@@ -285,7 +284,8 @@ Values masters_of(const Evidence& e, const RankTrace& rank, const Record& record
 /// The run's own masters say what parameters must be to the last bit.
 Cause cause_cut_off_master(const Evidence& e) {
   const std::string name(stepped_parameter(e.wanted.key));
-  const RecordKey master{e.wanted.key.step, RecordKind::kOptimizer, name + ".master", 0};
+  const RecordKey master{e.wanted.key.step, RecordKind::kOptimizer,
+                         to_string({name, NameRole::kMaster}), 0};
   if (name.empty() || e.wanted.key.kind != RecordKind::kParam) return {};
   const int bits = bits_of(e.wanted.dtype);
   std::int64_t cut = 0, all = 0;

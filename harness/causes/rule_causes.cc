@@ -16,8 +16,7 @@
 
 #include "harness/causes/class_causes.h"
 #include "harness/causes/diagnosis.h"
-#include "harness/trace/clipped.h"
-#include "harness/trace/steps/skipped.h"
+#include "harness/trace/run_view.h"
 #include "harness/verdict/neighbours.h"
 
 namespace isoshard::detail {
@@ -105,9 +104,8 @@ std::optional<Rule> rule_of(const Evidence& e) {
   const StepRule& given = *e.options.step_rule;
   Rule rule{given.learning_rate, given.weight_decay, given.beta1,
             given.beta2,         given.eps,          static_cast<double>(e.wanted.key.step + 1)};
-  const RecordKey rate{e.wanted.key.step, RecordKind::kScalar, "learning_rate", 0};
-  if (e.reference.find(rate) != nullptr) rule.rate = e.reference_value(rate).item();
-  const RecordKey updates{e.wanted.key.step, RecordKind::kScalar, "optimizer_steps", 0};
+  rule.rate = e.scalar(e.wanted.key.step, NameRole::kLearningRate).value_or(rule.rate);
+  const RecordKey updates = scalar_key(e.wanted.key.step, NameRole::kOptimizerSteps);
   if (e.reference.find(updates) != nullptr) rule.updates = e.reference_value(updates).max();
   return rule.rate > 0 && rule.beta2 > 0 && rule.updates >= 1 ? std::optional(rule) : std::nullopt;
 }
@@ -116,8 +114,10 @@ std::optional<Rule> rule_of(const Evidence& e) {
 std::vector<OwnStep> own_steps(const Evidence& e) {
   const std::string name(stepped_parameter(e.wanted.key));
   const RecordKey before = before_step(e.wanted.key),
-                  m{e.wanted.key.step, RecordKind::kOptimizer, name + ".exp_avg", 0},
-                  v{e.wanted.key.step, RecordKind::kOptimizer, name + ".exp_avg_sq", 0};
+                  m{e.wanted.key.step, RecordKind::kOptimizer,
+                    to_string({name, NameRole::kState, "exp_avg"}), 0},
+                  v{e.wanted.key.step, RecordKind::kOptimizer,
+                    to_string({name, NameRole::kState, "exp_avg_sq"}), 0};
   for (const RecordKey& key : {before, m, v}) {
     const Record* const record = e.reference.find(key);
     if (record == nullptr || record->layout.global_shape != e.wanted.layout.global_shape) return {};
@@ -242,8 +242,8 @@ Cause other_rule(const Evidence& e, const std::vector<OwnStep>& steps, const Rul
 Cause cause_not_skipped(const Evidence& e) {
   const RecordKey& key = e.wanted.key;
   if ((key.kind != RecordKind::kOptimizer && stage_of(key) != Stage::kParameterAfterStep) ||
-      !is_skipped_step(e.reference, key.step) || !e.is_right(overflow_flag_of(key.step)) ||
-      !e.whole.defined())
+      !RunView(e.reference).is_skipped(key.step) ||
+      !e.is_right(scalar_key(key.step, NameRole::kFoundInf)) || !e.whole.defined())
     return {};
   RecordKey before = before_step(key);
   if (key.kind == RecordKind::kOptimizer && stepped_parameter(key).empty())
@@ -255,7 +255,7 @@ Cause cause_not_skipped(const Evidence& e) {
 
 Cause cause_of_unwanted(const Reference& reference, const RecordKey& key) {
   // It may be made without a step, as zeros are at the start.
-  return key.kind == RecordKind::kOptimizer && is_skipped_step(reference, key.step)
+  return key.kind == RecordKind::kOptimizer && RunView(reference).is_skipped(key.step)
              ? make_cause(CauseId::kStateOfSkippedStep)
              : Cause();
 }
@@ -266,9 +266,10 @@ Cause cause_in_moments(const Evidence& e) {
   const bool is_squared = state == "exp_avg_sq";
   if (!is_squared && state != "exp_avg" && state != "momentum_buffer") return {};
   const RecordKey before{e.wanted.key.step - 1, RecordKind::kOptimizer, name, 0};
-  RecordKey gradient{e.wanted.key.step, RecordKind::kGrad, name.substr(0, name.rfind('.')), 0};
+  const std::string parameter(parsed(e.wanted.key).base);
+  const RecordKey gradient{e.wanted.key.step, RecordKind::kGrad, parameter, 0};
   RecordKey clipped = gradient;
-  clipped.name += ".clipped";
+  clipped.name = to_string({parameter, NameRole::kClipped});
   const Record* const record = e.reference.find(gradient);
   const bool is_known = record != nullptr &&
                         record->layout.global_shape == e.wanted.layout.global_shape &&

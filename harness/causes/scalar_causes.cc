@@ -15,7 +15,6 @@
 #include "core/base/error.h"
 #include "harness/causes/class_causes.h"
 #include "harness/causes/run_causes.h"
-#include "harness/trace/clipped.h"
 
 namespace isoshard::detail {
 namespace {
@@ -378,7 +377,7 @@ Cause logarithmic_offset(const Evidence& e, double offset) {
 Cause other_token_count(const Evidence& e, double factor) {
   constexpr double kNear = 1e-3;
   const std::vector<double> counts = counted_targets(e, 1);
-  if (counts.empty() || !e.wanted.key.name.starts_with("loss") || !(factor > 0)) return {};
+  if (counts.empty() || !is_named_loss(role_of(e.wanted.key)) || !(factor > 0)) return {};
   const double right = counts[0], used = std::round(right / factor);
   // a count that roundings do not tell from its neighbors says nothing
   if (e.tolerance() * right > kNear || std::fabs(right / factor - used) > kNear) return {};
@@ -469,7 +468,7 @@ Cause cause_in_scalars(const Evidence& e) {
   if (const auto formula = expected != 0 ? e.formula_of(actual / expected, 1e-3) : std::nullopt)
     return make_cause(CauseId::kScaleOfFormula,
                       {{"scale", actual / expected}, {"formula", *formula}});
-  if (e.wanted.key.name == "learning_rate") {
+  if (role_of(e.wanted.key) == NameRole::kLearningRate) {
     if (Cause cause = rate_of_another_step(e, actual); !cause.empty()) return cause;
     if (expected != 0) return e.scale_cause(actual / expected);
   }

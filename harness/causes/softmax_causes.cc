@@ -383,8 +383,8 @@ Cause rounded_exponentials(const Evidence& e, const RecordKey& head,
 }  // namespace
 
 Cause cause_smoothed_columns(const Evidence& e) {
-  if (e.wanted.key.kind != RecordKind::kScalar || !e.wanted.key.name.starts_with("loss") ||
-      !e.whole.defined() || e.views.empty() || e.actual.mesh.degree(Axis::kTp) == 1)
+  if (!is_named_loss(role_of(e.wanted.key)) || !e.whole.defined() || e.views.empty() ||
+      e.actual.mesh.degree(Axis::kTp) == 1)
     return {};
   const std::vector<const Record*> labels = labels_of_step(e);
   const Record* const head = labels.empty() ? nullptr : logits_beside(e, *labels.front());
@@ -429,7 +429,7 @@ Cause cause_smoothed_columns(const Evidence& e) {
 
 Cause cause_rounded_exponentials(const Evidence& e) {
   const RecordKey& key = e.wanted.key;
-  const bool is_loss = key.kind == RecordKind::kScalar && key.name.starts_with("loss");
+  const bool is_loss = is_named_loss(role_of(key));
   const std::vector<const Record*> labels = labels_of_step(e);
   const Record* const head = labels.empty() ? nullptr : logits_beside(e, *labels.front());
   if (head == nullptr || (!is_loss && key.name != head->key.name) || !are_few_logits(e, labels))
@@ -442,10 +442,8 @@ Cause cause_rounded_exponentials(const Evidence& e) {
 Cause cause_in_split_loss(const Evidence& e) {
   constexpr double kLeast = 1e-4, kNear = 1e-3;  // of the loss, and of what it is off by
   const View* const bad =
-      e.views.empty() || !e.wanted.key.name.starts_with("loss") ? nullptr : e.first_bad_view();
-  if (bad == nullptr || e.wanted.key.kind != RecordKind::kScalar ||
-      e.actual.mesh.degree(Axis::kTp) == 1)
-    return {};
+      e.views.empty() || !is_named_loss(role_of(e.wanted.key)) ? nullptr : e.first_bad_view();
+  if (bad == nullptr || e.actual.mesh.degree(Axis::kTp) == 1) return {};
   if (!are_few_logits(e, labels_of_step(e))) return {};
   const std::vector<RunOfTokens> tokens = runs_of_tokens(e, 1);
   const double share = tokens.empty() ? 0 : share_of_mean(e, tokens).value_or(0);  // no smoothing

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "harness/testing/diagnosed_run.h"
+#include "harness/testing/is_cause.h"
 #include "harness/testing/synthetic.h"
 
 namespace isoshard {
@@ -18,9 +19,6 @@ namespace {
 
 using namespace synthetic;
 using namespace causes_testing;
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::Not;
 
 /// 4 samples of 7 tokens over 17 columns, which three tp ranks pad to 18; the last token of a
 /// sample has no target.
@@ -57,7 +55,7 @@ void record_columns(Sink& sink, RecordKind kind, const at::Tensor& all, int tp, 
 /// The mean of what `per_column` says that each column would lose, and of the targets' losses.
 using PerColumn = std::function<at::Tensor(at::Tensor logits, at::Tensor lse)>;
 
-std::string smoothed_loss_is(const PerColumn& mean_of_columns, double share_factor = 1) {
+Cause smoothed_loss_is(const PerColumn& mean_of_columns, double share_factor = 1) {
   const auto body = [&](bool whole) {
     return Body([=](Sink& sink, int rank) {
       const at::Tensor rows = rows_with_target(logits_of_all()), lse = rows.logsumexp(2);
@@ -71,38 +69,38 @@ std::string smoothed_loss_is(const PerColumn& mean_of_columns, double share_fact
                      ((1 - share) * nll + share * mean).mean().reshape({1}));
     });
   };
-  return diagnosis_of(body(true), body(false));
+  return cause_of(body(true), body(false));
 }
 
 TEST(SoftmaxCauses, SmoothingOverThePaddedColumnsIsTold) {
-  const auto words =
-      AllOf(HasSubstr("label smoothing of 0.1 takes its mean over 18 columns, the "
-                      "padded width of head, the true one is 17"));
+  const auto is_over_padding =
+      IsCause(CauseId::kSmoothingOverPadding,
+              {{"smoothing", 0.1}, {"padded", 18}, {"head", "head"}, {"width", 17}});
 
   EXPECT_THAT(smoothed_loss_is([](const at::Tensor& rows, const at::Tensor& lse) {
                 return lse - rows.sum(2) / 18;
               }),
-              words);
+              is_over_padding);
   EXPECT_THAT(smoothed_loss_is([](const at::Tensor& rows, const at::Tensor& lse) {
                 const at::Tensor largest = rows.amax(2);
                 return lse - largest - (rows - largest.unsqueeze(2)).sum(2) / 18;
               }),
-              words)
+              is_over_padding)
       << "each row's largest logit is taken off first";
   EXPECT_THAT(smoothed_loss_is([](const at::Tensor& rows,
                                   const at::Tensor& lse) { return lse - rows.sum(2) / 18; },
                                18.0 / 17 * 16 / 17),
-              words)
+              is_over_padding)
       << "the share of the mean counts 18 columns, too";
   EXPECT_THAT(smoothed_loss_is([](const at::Tensor& rows, const at::Tensor& lse) {
                 return lse - rows.sum(2) / 19;
               }),
-              Not(HasSubstr("smoothing")))
+              IsNoCause())
       << "a number of columns that nothing has";
   EXPECT_THAT(smoothed_loss_is([](const at::Tensor& rows, const at::Tensor& lse) {
                 return 1.02 * (lse - rows.mean(2));
               }),
-              Not(HasSubstr("smoothing")));
+              IsNoCause());
 }
 
 /// The loss and the gradient at the logits, made from sums of exponentials of each rank's columns
@@ -110,8 +108,8 @@ TEST(SoftmaxCauses, SmoothingOverThePaddedColumnsIsTold) {
 using SumOf = std::function<at::Tensor(at::Tensor parts)>;
 using GradientOf = std::function<at::Tensor(at::Tensor)>;
 
-std::string sums_are(const SumOf& sum, const GradientOf& gradient = nullptr,
-                     bool has_gradient = true, bool has_loss = true, bool is_cut = true) {
+Cause sums_are(const SumOf& sum, const GradientOf& gradient = nullptr, bool has_gradient = true,
+               bool has_loss = true, bool is_cut = true) {
   const auto body = [&](bool whole) {
     return Body([=](Sink& sink, int rank) {
       const at::Tensor logits = logits_of_all().to(at::kDouble), largest = logits.amax(2, true),
@@ -139,7 +137,7 @@ std::string sums_are(const SumOf& sum, const GradientOf& gradient = nullptr,
       if (has_gradient) record_columns(sink, RecordKind::kActivationGrad, dy, rank % kTp, has_all);
     });
   };
-  return diagnosis_of(body(true), body(false));
+  return cause_of(body(true), body(false));
 }
 
 at::Tensor as_bf16(const at::Tensor& x) {
@@ -148,40 +146,39 @@ at::Tensor as_bf16(const at::Tensor& x) {
 
 TEST(SoftmaxCauses, SumsOfExponentialsThatAreRoundedAreTold) {
   const SumOf of_rounded = [](const at::Tensor& parts) { return as_bf16(parts).sum(2); };
-  const char* const words =
-      "each tp rank's sum of exponentials is rounded to bf16 before ranks add them: the softmax "
-      "of 24 tokens is off";
 
-  EXPECT_THAT(sums_are(of_rounded), HasSubstr(words));
-  EXPECT_THAT(sums_are(of_rounded, nullptr, true, false), HasSubstr(words));
+  EXPECT_THAT(sums_are(of_rounded), IsCause(CauseId::kExponentialsOfRankRounded,
+                                            {{"dtype", "bf16"}, {"num_tokens", 24}}));
+  EXPECT_THAT(
+      sums_are(of_rounded, nullptr, true, false),
+      IsCause(CauseId::kExponentialsOfRankRounded, {{"dtype", "bf16"}, {"num_tokens", 24}}));
   EXPECT_THAT(sums_are([](const at::Tensor& parts) { return as_bf16(parts.sum(2)); }),
-              HasSubstr("the sum of exponentials over all columns is rounded to bf16"));
+              IsCause(CauseId::kExponentialsRounded, {{"dtype", "bf16"}}));
   EXPECT_THAT(sums_are([](const at::Tensor& parts) { return as_bf16(parts.sum(2)); }, nullptr, true,
                        true, /*is_cut=*/false),
-              HasSubstr("the sum of exponentials over all columns is rounded to bf16"))
+              IsCause(CauseId::kExponentialsRounded, {{"dtype", "bf16"}}))
       << "ranks that hold all columns add no sums";
   EXPECT_THAT(sums_are([](const at::Tensor& parts) { return as_bf16(parts.sum(2).log()).exp(); }),
-              HasSubstr("the logarithm of the sum of exponentials is rounded to bf16"));
-  EXPECT_THAT(sums_are(of_rounded, nullptr, /*has_gradient=*/false), Not(HasSubstr("rounded")))
+              IsCause(CauseId::kLogarithmRounded, {{"dtype", "bf16"}}));
+  EXPECT_THAT(sums_are(of_rounded, nullptr, /*has_gradient=*/false), IsNoCause())
       << "one number is off by about as much for many reasons";
   EXPECT_THAT(sums_are([](const at::Tensor& parts) {
                 return parts.sum(2) * (1 + 2e-3 * values({kSamples, kLength}, 8).to(at::kDouble));
               }),
-              Not(HasSubstr("rounded")))
+              IsNoCause())
       << "factors of that size that no rounding makes";
   EXPECT_THAT(sums_are(of_rounded,
                        [](at::Tensor dy) {
                          dy.select(0, 1).select(0, 2).select(0, 3).mul_(1.5);
                          return dy;
                        }),
-              Not(HasSubstr("rounded")))
+              IsNoCause())
       << "one token is off in another way";
 }
 
 /// The loss as `per_token` makes it of the logits of tokens with a target and of their targets.
-std::string loss_is(
-    const std::function<at::Tensor(at::Tensor logits, at::Tensor targets)>& per_token,
-    double smoothing = 0) {
+Cause loss_is(const std::function<at::Tensor(at::Tensor logits, at::Tensor targets)>& per_token,
+              double smoothing = 0) {
   const auto body = [&](bool whole) {
     return Body([=](Sink& sink, int rank) {
       const at::Tensor rows = rows_with_target(logits_of_all()), targets = targets_of_all();
@@ -195,7 +192,7 @@ std::string loss_is(
       sink.on_record(site(RecordKind::kScalar, "loss", layout_of({1})), own.mean().reshape({1}));
     });
   };
-  return diagnosis_of(body(true), body(false));
+  return cause_of(body(true), body(false));
 }
 
 /// Each rank's columns, from which their own largest logit is taken off, and what that gives.
@@ -211,17 +208,15 @@ at::Tensor with_own_maxima(const at::Tensor& rows, const at::Tensor& targets, do
 }
 
 TEST(SoftmaxCauses, LargestLogitsOfEachRanksOwnColumnsAreTold) {
-  const std::string words = "each tp rank takes the largest logit of its own columns off";
-
   EXPECT_THAT(loss_is([](auto rows, auto targets) { return with_own_maxima(rows, targets, 0); }),
-              HasSubstr(words));
+              IsCause(CauseId::kOwnLargestLogit));
   EXPECT_THAT(
       loss_is([](auto rows, auto targets) { return with_own_maxima(rows, targets, kSmoothing); },
               kSmoothing),
-      HasSubstr(words));
+      IsCause(CauseId::kOwnLargestLogit));
   EXPECT_THAT(
       loss_is([](auto rows, auto targets) { return with_own_maxima(rows, targets, 0) * 1.01; }),
-      Not(HasSubstr(words)));
+      IsNoCause());
 }
 
 /// Targets in the columns are lost: their logit counts as the largest one.
@@ -239,11 +234,9 @@ TEST(SoftmaxCauses, TargetsThatNoRankFindsAreTold) {
         [=](auto rows, auto targets) { return without_targets(rows, targets, columns); });
   };
 
-  EXPECT_THAT(lost({6, 12}),
-              HasSubstr("targets in the first column of a tp rank's part are found by no rank"));
-  EXPECT_THAT(lost({5, 11, 16}),
-              HasSubstr("targets in the last column of a tp rank's part are found by no rank"));
-  EXPECT_THAT(lost({7, 13}), Not(HasSubstr("found by no rank")));
+  EXPECT_THAT(lost({6, 12}), IsCause(CauseId::kTargetsInFirstColumnLost));
+  EXPECT_THAT(lost({5, 11, 16}), IsCause(CauseId::kTargetsInLastColumnLost));
+  EXPECT_THAT(lost({7, 13}), IsNoCause());
 }
 
 TEST(SoftmaxCauses, GradientsOfTokensWithoutATargetAreTold) {
@@ -254,8 +247,7 @@ TEST(SoftmaxCauses, GradientsOfTokensWithoutATargetAreTold) {
   };
 
   EXPECT_THAT(sums_are(right, at_last_tokens, true, false),
-              HasSubstr("4 tokens without a target have a gradient at the logits and should have "
-                        "none, the others are right"));
+              IsCause(CauseId::kUncountedTokens, {{"num_tokens", 4}}));
   EXPECT_THAT(sums_are(
                   right,
                   [&](at::Tensor dy) {
@@ -263,7 +255,7 @@ TEST(SoftmaxCauses, GradientsOfTokensWithoutATargetAreTold) {
                     return at_last_tokens(dy);
                   },
                   true, false),
-              Not(HasSubstr("without a target")))
+              IsNoCause())
       << "tokens with a target are wrong, too";
 }
 

@@ -10,7 +10,6 @@
 #include <vector>
 
 #include "harness/causes/class_causes.h"
-#include "harness/trace/clipped.h"
 
 namespace isoshard::detail {
 namespace {
@@ -48,8 +47,8 @@ Cause stale_by(const Evidence& e, int steps) {
 
 Cause stale_number(const Evidence& e) {
   const View* bad = e.first_bad_view();
-  if (bad == nullptr || e.wanted.key.name == "learning_rate" || e.wanted.key.name == "loss_scale")
-    return {};
+  const NameRole role = role_of(e.wanted.key);
+  if (bad == nullptr || role == NameRole::kLearningRate || role == NameRole::kLossScale) return {};
   for (int back = 1; back <= std::min(e.wanted.key.step, kStepsBehind); ++back) {
     RecordKey key = e.wanted.key;
     key.step -= back;
@@ -199,7 +198,7 @@ Cause cause_stale(const Evidence& e) {
   if (e.wanted.layout.global_shape.empty() || e.whole.numel() == 1)
     return e.wanted.key.kind == RecordKind::kScalar ? stale_number(e) : Cause();
   const std::vector<const View*> bad = e.bad_views();
-  if (bad.empty() || final_gradient_of(e.wanted.key).has_value()) return {};
+  if (bad.empty() || role_of(e.wanted.key) == NameRole::kMicroBatch) return {};
   const bool is_of_pass = e.wanted.key.kind == RecordKind::kActivation ||
                           e.wanted.key.kind == RecordKind::kActivationGrad;
   if (is_of_pass) {

@@ -218,8 +218,7 @@ std::optional<double> decay_besides(const Evidence& e, const View& view, const V
 }
 
 double rate_of(const Evidence& e) {
-  const RecordKey rate{e.wanted.key.step, RecordKind::kScalar, "learning_rate", 0};
-  if (e.reference.find(rate) != nullptr) return e.reference_value(rate).item();
+  if (const auto rate = e.scalar(e.wanted.key.step, NameRole::kLearningRate)) return *rate;
   return e.options.step_rule.has_value() ? e.options.step_rule->learning_rate : 0;
 }
 
@@ -235,9 +234,9 @@ Cause other_rate_of_decay(const Evidence& e, double rate, double applied) {
     return make_cause(CauseId::kDecayWithRateOfSettings,
                       {{"decay", decay}, {"used", base}, {"rate", rate}, where});
   for (int step = 0; step <= e.wanted.key.step + 1; ++step) {
-    const RecordKey key{step, RecordKind::kScalar, "learning_rate", 0};
-    if (step == e.wanted.key.step || e.reference.find(key) == nullptr) continue;
-    if (is_near(used, e.reference_value(key).item(), kNear))
+    if (step == e.wanted.key.step) continue;
+    const std::optional<double> other = e.scalar(step, NameRole::kLearningRate);
+    if (other.has_value() && is_near(used, *other, kNear))
       return make_cause(CauseId::kDecayWithRateOfStep,
                         {{"decay", decay}, {"step", step}, {"used", used}, {"rate", rate}, where});
   }

@@ -7,6 +7,7 @@
 #include <string>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 #include "harness/causes/class_causes.h"
 #include "harness/causes/run_causes.h"
@@ -295,8 +296,7 @@ std::optional<Ids> ids_that_hold(const Evidence& e, const View& view,
 /// The step near the tensor's own whose learning rate is the right one times the factor.
 std::optional<int> step_of_rate(const Evidence& e, double factor) {
   const auto rate_in = [&](int step) {
-    const RecordKey key{step, RecordKind::kScalar, "learning_rate", 0};
-    return e.reference.find(key) == nullptr ? 0.0 : e.reference_value(key).item();
+    return e.scalar(step, NameRole::kLearningRate).value_or(0.0);
   };
   const double own = rate_in(e.wanted.key.step);
   for (const int away : {-1, 1, -2, 2}) {
@@ -324,11 +324,12 @@ Cause cause_in_update(const Evidence& e) {
   NamedValues more;
   if (!e.result.differing_axes.empty()) {
     const std::string axes = join_axes(e.result.differing_axes);
-    before = phrase(PhraseId::kCopiesDifferBefore, {{"axes", axes}}) + before;
+    before = phrase(PhraseId::kCopiesDifferOver, {{"axes", axes}}) + before;
     more = {
         NamedValue::words("on_ranks", phrase(PhraseId::kOnTheRanks, {{"ranks", e.bad_ranks()}}))};
   }
   more.push_back(NamedValue::words("before", before));
+  more.emplace_back("is_update", true);
   Cause scale = e.scale_cause(*common, more);
   // a factor that is no number of the run may be that of a bias correction
   const bool is_formula = scale.id != CauseId::kScale && scale.id != CauseId::kScaleNearOne;
@@ -384,7 +385,10 @@ Cause cause_mixed_dtypes(const Evidence& e) {
   } else if (are_floating && (stage == Stage::kForward || stage == Stage::kActivationGrad)) {
     guess = phrase(PhraseId::kAutocast);
   }
+  std::vector<std::string_view> others;
+  for (const auto& [dtype, ranks] : mixed->others) others.push_back(name_of(dtype));
   return make_cause(CauseId::kMixedDtypes, {{"ranks", mixed->odd_ranks()},
+                                            {"others", others},
                                             {"usual", name_of(mixed->usual)},
                                             NamedValue::words("dtypes", mixed->words()),
                                             NamedValue::words("guess", guess)});

@@ -61,15 +61,22 @@ std::vector<Run> runs_along(const Evidence& e, std::size_t dim) {
   return shared == length ? runs : std::vector<Run>();
 }
 
-/// "4..7, 16..19".
-std::string places_of(const std::vector<Run>& runs, int cp) {
-  std::set<std::pair<std::int64_t, std::int64_t>> places;
+/// Where runs of a cp rank begin and end, and "4..7, 16..19".
+NamedValues places_of(const std::vector<Run>& runs, int cp) {
+  std::map<std::int64_t, std::int64_t> places;
   for (const Run& run : runs) {
     if (run.cp == cp) places.emplace(run.begin, run.begin + run.count - 1);
   }
+  std::vector<std::int64_t> begins, ends;
   std::vector<std::string> words;
-  for (const auto& [first, last] : places) words.push_back(fmt::format("{}..{}", first, last));
-  return fmt::format("{}", fmt::join(words, ", "));
+  for (const auto& [first, last] : places) {
+    begins.push_back(first);
+    ends.push_back(last);
+    words.push_back(fmt::format("{}..{}", first, last));
+  }
+  return {{"begins", begins},
+          {"ends", ends},
+          NamedValue::words("places", fmt::format("{}", fmt::join(words, ", ")))};
 }
 
 /// Whether the tokens up to the end of a run are all on its rank.
@@ -94,7 +101,7 @@ Cause restarted_positions(const Evidence& e, const std::vector<Run>& runs) {
     is_right_at_all |= !run.is_wrong;
   }
   if (!is_of_places || !is_right_at_all) return {};
-  return make_cause(CauseId::kPositionsRestart, {NamedValue::words("places", places_of(runs, 1))});
+  return make_cause(CauseId::kPositionsRestart, places_of(runs, 1));
 }
 
 Cause keys_of_others(const Evidence& e, const std::vector<Run>& runs) {
@@ -374,8 +381,8 @@ Cause cause_in_tokens(const Evidence& e) {
 Cause cause_in_targets(const Evidence& e) {
   const int cp = e.actual.mesh.degree(Axis::kCp);
   const View* bad = e.views.empty() ? nullptr : e.first_bad_view();
-  if (cp == 1 || bad == nullptr || !e.wanted.key.name.starts_with("loss") ||
-      e.wanted.key.kind != RecordKind::kScalar || !are_few_logits(e, labels_of_step(e)))
+  if (cp == 1 || bad == nullptr || !is_named_loss(role_of(e.wanted.key)) ||
+      !are_few_logits(e, labels_of_step(e)))
     return {};
   for (const Chunks order : {Chunks::kHeadAndTail, Chunks::kTailOnly, Chunks::kInTurn}) {
     TokenSums sums;
@@ -406,8 +413,8 @@ Cause cause_in_targets(const Evidence& e) {
 Cause cause_in_rank_means(const Evidence& e) {
   const int cp = e.actual.mesh.degree(Axis::kCp);
   const Stats& stats = e.result.comparison.stats;
-  if (cp == 1 || e.wanted.key.kind != RecordKind::kScalar || stats.numel != 1 ||
-      (e.wanted.key.name != "loss" && e.wanted.key.name != "loss_backward"))
+  const NameRole role = role_of(e.wanted.key);
+  if (cp == 1 || stats.numel != 1 || (role != NameRole::kLoss && role != NameRole::kLossBackward))
     return {};
   const double right = e.whole.defined() && e.whole.numel() == 1 ? e.whole.item() : 0;
   const double seen = right * stats.scale();

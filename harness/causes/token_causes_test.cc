@@ -8,15 +8,13 @@
 #include <vector>
 
 #include "harness/judge/judge.h"
+#include "harness/testing/is_cause.h"
 #include "harness/testing/synthetic.h"
 
 namespace isoshard {
 namespace {
 
 using namespace synthetic;
-using testing::HasSubstr;
-using testing::IsEmpty;
-using testing::Not;
 
 const MeshShape kCp2({{Axis::kCp, 2}});
 const std::vector<std::vector<std::int64_t>> kTokens = {{0, 1, 6, 7}, {2, 3, 4, 5}};
@@ -50,38 +48,39 @@ Body shared(const std::string& name, const at::Tensor& global) {
   };
 }
 
-std::string token_diagnosis(const Body& right, const Body& wrong) {
+Cause token_cause(const Body& right, const Body& wrong) {
   const Reference reference = synthetic::reference(right);
   JudgePolicy options;
   options.rtol = 1e-6;
   const Verdict verdict = judge(reference, run(kCp2, &reference, wrong), options);
   EXPECT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
-  return verdict.findings.empty() ? "no finding" : verdict.findings[0].diagnosis;
+  return verdict.findings.at(0).cause;
 }
 
 // The tokens of `wrong` have other values.
-std::string told(const std::string& name, const std::vector<std::int64_t>& wrong) {
+Cause told(const std::string& name, const std::vector<std::int64_t>& wrong) {
   const at::Tensor right = values({2, 8, 3}, 1), other = values({2, 8, 3}, 2);
   at::Tensor changed = right.clone();
   for (const std::int64_t token : wrong) changed.select(1, token).copy_(other.select(1, token));
-  return token_diagnosis(whole(RecordKind::kActivation, name, right), shared(name, changed));
+  return token_cause(whole(RecordKind::kActivation, name, right), shared(name, changed));
 }
 
 TEST(TokenCauses, PositionsThatRestartAreWrongWhereATokensPlaceIsAnother) {
-  EXPECT_THAT(told("layers.0.self_attn.q_rope", {2, 3, 4, 5, 6, 7}),
-              HasSubstr("positions restart on every cp rank: those of cp rank 1 are 2..5"));
-  EXPECT_THAT(told("layers.0.self_attn.q_rope", {2, 3, 4, 5}), Not(HasSubstr("restart")))
+  EXPECT_THAT(
+      told("layers.0.self_attn.q_rope", {2, 3, 4, 5, 6, 7}),
+      IsCause(CauseId::kPositionsRestart, {{"begins", std::vector{2}}, {"ends", std::vector{5}}}));
+  EXPECT_THAT(told("layers.0.self_attn.q_rope", {2, 3, 4, 5}),
+              IsCause(CauseId::kWrongWithForeignKeys))
       << "the tail of rank 0 is right, though its places are others";
-  EXPECT_THAT(told("layers.0.mlp.up_proj", {2, 3, 4, 5, 6, 7}), Not(HasSubstr("restart")));
+  EXPECT_THAT(told("layers.0.mlp.up_proj", {2, 3, 4, 5, 6, 7}), IsNoCause());
 }
 
 TEST(TokenCauses, KeysOfOthersAreWrongOnlyForWhoMeetsThem) {
-  const std::string words = "where queries meet keys of other cp ranks";
   EXPECT_THAT(told("layers.0.self_attn.core", {2, 3, 4, 5}),
-              HasSubstr("wrong on cp rank 1 " + words));
+              IsCause(CauseId::kWrongWithForeignKeys, {{"ranks", std::vector{1}}}));
   EXPECT_THAT(told("layers.0.self_attn.core", {2, 3, 4, 5, 6, 7}),
-              HasSubstr("wrong on cp ranks 0, 1 " + words));
-  EXPECT_THAT(told("layers.0.self_attn.core", {0, 1, 2, 3, 4, 5}), Not(HasSubstr(words)))
+              IsCause(CauseId::kWrongWithForeignKeys, {{"ranks", std::vector{0, 1}}}));
+  EXPECT_THAT(told("layers.0.self_attn.core", {0, 1, 2, 3, 4, 5}), IsNoCause())
       << "tokens 0 and 1 see keys of their own rank only";
 }
 
@@ -107,13 +106,15 @@ TEST(TokenCauses, TokensWithoutTargetAreNamed) {
   };
   const Body right = recorded({});
 
-  EXPECT_THAT(token_diagnosis(right, recorded({1, 5})),
-              HasSubstr("the tokens 1, 5 have no target"));
-  EXPECT_THAT(token_diagnosis(right, recorded({3})), HasSubstr("the tokens 3 have no target"))
+  EXPECT_THAT(token_cause(right, recorded({1, 5})),
+              IsCause(CauseId::kLastTargetsMissing, {{"positions", std::vector{1, 5}}}));
+  EXPECT_THAT(token_cause(right, recorded({3})),
+              IsCause(CauseId::kLastTargetsMissing, {{"positions", std::vector{3}}}))
       << "of a sequence in two parts";
-  EXPECT_THAT(token_diagnosis(right, recorded({5})), HasSubstr("the tokens 5 have no target"))
+  EXPECT_THAT(token_cause(right, recorded({5})),
+              IsCause(CauseId::kLastTargetsMissing, {{"positions", std::vector{5}}}))
       << "where a rank's last part ends";
-  EXPECT_THAT(token_diagnosis(right, recorded({2})), Not(HasSubstr("no target")));
+  EXPECT_THAT(token_cause(right, recorded({2})), IsNoCause());
 }
 
 // Rank 0 has the tokens 0, 1, 6 and 7. Its head is off by roundings alone.
@@ -124,11 +125,13 @@ TEST(TokenCauses, ATailThatStandsElsewhereIsToldBesideAHeadThatIsRoundedOtherwis
   moved.narrow(1, 6, 2).copy_(right.narrow(1, 2, 2));
   other.narrow(1, 6, 2).copy_(values({2, 2, 8}, 2));
   const auto told_of = [&](const at::Tensor& seen) {
-    return token_diagnosis(whole(RecordKind::kActivation, "m.x", right), shared("m.x", seen));
+    return token_cause(whole(RecordKind::kActivation, "m.x", right), shared("m.x", seen));
   };
 
-  EXPECT_THAT(told_of(moved), HasSubstr("shift 4 along dim 1 on rank 0"));
-  EXPECT_THAT(told_of(other), Not(HasSubstr("shift")));
+  EXPECT_THAT(told_of(moved),
+              IsCause(CauseId::kSlicesShifted,
+                      {{"shift", 4}, {"dim", 1}, {"rank", 0}, {"ranks", std::vector{0}}}));
+  EXPECT_THAT(told_of(other), IsNoCause());
 }
 
 /// Angles [tokens, pairs] of 4 pairs with this base.
@@ -138,7 +141,7 @@ at::Tensor angles_with(double base, std::int64_t tokens) {
 }
 
 /// Queries [2,6,2 x 8] and what is rotated by angles; the run's angles are `seen`.
-std::string rotation_is(const at::Tensor& seen) {
+Cause rotation_is(const at::Tensor& seen) {
   const at::Tensor x = values({2, 6, 16}, 1, at::kDouble);
   const auto body = [&](const at::Tensor& angles) {
     const at::Tensor heads = x.reshape({2, 6, 2, 8}).transpose(1, 2);
@@ -151,7 +154,7 @@ std::string rotation_is(const at::Tensor& seen) {
       sink.on_record(site(RecordKind::kActivation, "attn.q_rope", layout_of({2, 2, 6, 8})), y);
     });
   };
-  return token_diagnosis(body(angles_with(10000, 6)), body(seen));
+  return token_cause(body(angles_with(10000, 6)), body(seen));
 }
 
 TEST(RotationCauses, OtherFrequenciesAndPositionsAreTold) {
@@ -160,12 +163,14 @@ TEST(RotationCauses, OtherFrequenciesAndPositionsAreTold) {
     return at::arange(6, at::kDouble).unsqueeze(1) * frequencies.unsqueeze(0);
   };
 
-  EXPECT_THAT(rotation_is(rounded(angles_with(10000, 6))), HasSubstr("they are rounded to bf16"));
-  EXPECT_THAT(rotation_is(angles_with(20000, 6)), HasSubstr("their base is 20000, not 10000"));
+  EXPECT_THAT(rotation_is(rounded(angles_with(10000, 6))),
+              IsCause(CauseId::kFrequenciesRounded, {{"dtype", "bf16"}}));
+  EXPECT_THAT(rotation_is(angles_with(20000, 6)),
+              IsCause(CauseId::kOtherBase, {{"base", 20000}, {"right", 10000}}));
   EXPECT_THAT(rotation_is(angles_with(10000, 8).narrow(0, 2, 6)),
-              HasSubstr("positions are off by 2"));
+              IsCause(CauseId::kPositionsOff, {{"shift", 2}}));
   EXPECT_THAT(rotation_is(angles_with(10000, 6) + 0.1 * values({6, 4}, 3, at::kDouble)),
-              Not(HasSubstr("angles")))
+              IsNoCause())
       << "no frequency makes these";
 }
 

@@ -160,6 +160,7 @@ Cause rows_not_summed(const Evidence& e, const View& view, const Rows& rows, con
     if (std::ranges::none_of(found->second, matches)) return {};
     are_last = are_last && matches(found->second.back());
   }
+  values.emplace_back("is_last_occurrence", are_last);
   values.push_back(
       NamedValue::words("which", phrase(are_last ? PhraseId::kTheLast : PhraseId::kAnyOne)));
   return make_cause(CauseId::kRepeatedIdsNotSummed, std::move(values));

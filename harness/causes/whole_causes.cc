@@ -80,13 +80,13 @@ std::optional<double> explained_factor(const Evidence& e, const Stats& s) {
 }
 
 /// Where the factor of a gradient of queries or keys is a root of a degree or of the head size, by
-/// which scores may be scaled.
-std::string factor_of_scores(const Evidence& e, double factor) {
+/// which scores may be scaled: a hint, and that number.
+NamedValues factor_of_scores(const Evidence& e, double factor) {
   const std::string& name = e.wanted.key.name;
   if (e.wanted.key.kind != RecordKind::kActivationGrad ||
       (!name.ends_with(".q_rope") && !name.ends_with(".k_rope")) ||
       e.wanted.layout.global_shape.size() != 4)
-    return "";
+    return {};
   const double near = std::clamp(e.tolerance(), 1e-3, 0.01);
   std::vector<std::pair<std::int64_t, std::string_view>> numbers = {
       {e.wanted.layout.global_shape[3], "head size"}};
@@ -100,16 +100,18 @@ std::string factor_of_scores(const Evidence& e, double factor) {
     const double root = std::sqrt(static_cast<double>(number));
     const bool is_root = is_near(factor, root, near);
     if (!is_root && !is_near(factor, 1 / root, near)) continue;
-    return phrase(PhraseId::kRootOfScores, {{"inverse", is_root ? "" : "1/"}, {"number", words}});
+    NamedValues values = {{"inverse", is_root ? "" : "1/"}, {"number", words}};
+    values.push_back(NamedValue::words("hint", phrase(PhraseId::kRootOfScores, values)));
+    return values;
   }
-  return "";
+  return {};
 }
 
 /// Where the factor is the share of elements that the nearest mask before keeps, or one over it:
-/// dropout that does not divide what is kept, or divides it twice.
-std::string factor_of_dropout(const Evidence& e, double factor) {
+/// dropout that does not divide what is kept, or divides it twice. A hint, the mask and its share.
+NamedValues factor_of_dropout(const Evidence& e, double factor) {
   constexpr double kDeviations = 4;
-  if (e.wanted.key.kind != RecordKind::kActivation || factor <= 0) return "";
+  if (e.wanted.key.kind != RecordKind::kActivation || factor <= 0) return {};
   const Record* mask = nullptr;
   for (const Record& record : e.reference.trace().ranks.at(0).records) {
     if (record.key == e.wanted.key) break;
@@ -117,7 +119,7 @@ std::string factor_of_dropout(const Evidence& e, double factor) {
         record.key.call == e.wanted.key.call)
       mask = &record;
   }
-  if (mask == nullptr) return "";
+  if (mask == nullptr) return {};
   const double kept = e.reference_value(mask->key).mean(), seen = std::min(factor, 1 / factor);
   const double deviation =
       std::sqrt(kept * (1 - kept) / static_cast<double>(numel_of(mask->layout.global_shape)));
@@ -125,10 +127,12 @@ std::string factor_of_dropout(const Evidence& e, double factor) {
   constexpr double kMostUncertain = 0.02;
   if (kept == 1 || kDeviations * deviation > kMostUncertain ||
       std::fabs(seen - kept) > kDeviations * deviation)
-    return "";
-  return phrase(
-      factor < 1 ? PhraseId::kShareThatDropoutKeeps : PhraseId::kShareThatDropoutKeepsTwice,
-      {{"kept", kept}, {"mask", mask->key.name}});
+    return {};
+  NamedValues values = {{"kept", kept}, {"mask", mask->key.name}};
+  const PhraseId hint =
+      factor < 1 ? PhraseId::kShareThatDropoutKeeps : PhraseId::kShareThatDropoutKeepsTwice;
+  values.push_back(NamedValue::words("hint", phrase(hint, values)));
+  return values;
 }
 
 }  // namespace
@@ -192,11 +196,14 @@ Cause cause_scale(const Evidence& e) {
     Cause cause = e.scale_cause(*factor, more);
     // where no number of the run explains the factor, others may
     const bool is_bare = cause.id == CauseId::kScale || cause.id == CauseId::kScaleNearOne;
-    const std::string hint =
-        is_bare ? factor_of_dropout(e, *factor) + factor_of_scores(e, *factor) : "";
-    if (hint.empty()) return cause;
-    more.push_back(NamedValue::words("hint", hint));
-    return e.scale_cause(*factor, std::move(more));
+    if (!is_bare) return cause;
+    for (const auto hint_of : {factor_of_dropout, factor_of_scores}) {
+      const NamedValues hint = hint_of(e, *factor);
+      if (hint.empty()) continue;
+      more.insert(more.end(), hint.begin(), hint.end());
+      return e.scale_cause(*factor, std::move(more));
+    }
+    return cause;
   }
   const Held* h = e.held_by(ranks.front());
   if (h == nullptr || e.actual.mesh.world_size() == 1 || h->record->parts.empty()) return {};

@@ -17,6 +17,7 @@
 #include "harness/checkpoints/stored_causes.h"
 #include "harness/checkpoints/stored_checkpoint.h"
 #include "harness/checkpoints/tied_embeddings.h"
+#include "harness/ids/rule.h"
 #include "harness/judge/judge.h"
 #include "harness/stats/tolerance.h"
 #include "harness/trace/parts.h"
@@ -121,13 +122,13 @@ class Comparison {
         if (&finer == &reference) ++num_coarser_;
         continue;
       }
-      Finding finding;
-      finding.key = key_of(name, reference.kind);
-      finding.stage = stage_of(finding.key);
-      finding.what = fmt::format("{}: has another dtype", words_of(finding.key));
-      finding.evidence = fmt::format(
-          "reference {}, actual {}{}", name_of(reference.dtype), name_of(actual.dtype),
-          can_round(finer.dtype, coarser) ? "; --allow-different-dtypes rounds the finer one" : "");
+      const RecordKey key = key_of(name, reference.kind);
+      NamedValues measured = {{"reference", name_of(reference.dtype)},
+                              {"actual", name_of(actual.dtype)}};
+      if (can_round(finer.dtype, coarser))
+        measured.push_back(NamedValue::words("hint", phrase(FindingPhraseId::kRoundingIsOffered)));
+      Finding finding =
+          make_finding(key, words_of(key), FindingId::kStoredInOtherDtype, {}, std::move(measured));
       finding.confirmed = true;
       findings_.push_back(std::move(finding));
     }
@@ -186,10 +187,10 @@ class Comparison {
       trace.ranks[0].records.push_back(std::move(record));
     }
     if (trace.ranks[0].records.empty())
-      throw VacuousError(fmt::format(
-          "{} and {} share no tensor of one dtype, so nothing was compared; the first other dtype "
-          "is that of {}",
-          reference_.path.string(), actual_.path.string(), findings_.front().key.name));
+      throw Refused<VacuousError>(
+          said(RuleId::kNoSharedDtype, {{"reference", reference_.path.string()},
+                                        {"actual", actual_.path.string()},
+                                        {"tensor", findings_.front().key.name}}));
     trace.ranks[0].arena = arena;
     return Reference(std::move(trace));
   }
@@ -227,6 +228,14 @@ class Comparison {
     StoredCauses causes(reference_.tensors, actual_.tensors);
     std::size_t num_causes = 0;
     for (Finding& finding : verdict.findings) {
+      if (finding.id == FindingId::kMissing || finding.id == FindingId::kExtra) {
+        const StoredCheckpoint& other = finding.id == FindingId::kMissing ? actual_ : reference_;
+        Finding lacking = make_finding(finding.key, FindingId::kNotInCheckpoint,
+                                       {{"checkpoint", other.path.string()}});
+        finding.id = lacking.id;
+        finding.values = std::move(lacking.values);
+        finding.what = std::move(lacking.what);
+      }
       in_words(finding.what, finding.key);
       in_words(finding.diagnosis, finding.key);
       replace(finding.evidence, "; first on rank 0 at ", "; first at ");
@@ -246,8 +255,7 @@ class Comparison {
     }
     if (!findings_.empty()) {
       verdict.findings.insert(verdict.findings.begin(), findings_.begin(), findings_.end());
-      verdict.status = Status::kDiverges;
-      verdict.strength = Strength::kNone;
+      set_diverges(verdict);
     }
     if (!verdict.findings.empty()) {
       const Finding& first = verdict.findings.front();
@@ -281,8 +289,6 @@ class Comparison {
   void in_words(std::string& text, const RecordKey& key) const {
     replace(text, describe(key), words_of(key));
     replace(text, subject_of(key), words_of(key));
-    replace(text, "was recorded by no rank", fmt::format("is not in {}", actual_.path.string()));
-    replace(text, "is not in the reference", fmt::format("is not in {}", reference_.path.string()));
   }
 
   void note_zeros(const Verdict& verdict) {

@@ -210,13 +210,14 @@ bool NaturalOrder::operator()(std::string_view a, std::string_view b) const noex
 
 RecordKind kind_of_stored(std::string_view name,
                           const std::function<bool(std::string_view)>& is_tensor) {
-  constexpr std::array<std::string_view, 5> kStates{".master", ".exp_avg", ".exp_avg_sq",
-                                                    ".max_exp_avg_sq", ".momentum_buffer"};
-  const std::size_t dot = name.rfind('.');
-  if (dot == std::string_view::npos) return RecordKind::kParam;
-  const std::string_view owner = name.substr(0, dot), state = name.substr(dot);
-  const bool is_usual = std::find(kStates.begin(), kStates.end(), state) != kStates.end();
-  return is_usual || is_tensor(owner) || is_tensor(fmt::format("{}.exp_avg", owner))
+  constexpr std::array<std::string_view, 4> kStates{"exp_avg", "exp_avg_sq", "max_exp_avg_sq",
+                                                    "momentum_buffer"};
+  const RecordName parts = parse_record_name(RecordKind::kOptimizer, name);
+  if (parts.role == NameRole::kPlain) return RecordKind::kParam;
+  const bool is_usual = parts.role == NameRole::kMaster ||
+                        std::find(kStates.begin(), kStates.end(), parts.state) != kStates.end();
+  return is_usual || is_tensor(parts.base) ||
+                 is_tensor(to_string(RecordName{parts.base, NameRole::kState, "exp_avg"}))
              ? RecordKind::kOptimizer
              : RecordKind::kParam;
 }

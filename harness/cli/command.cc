@@ -212,7 +212,7 @@ int run_command_line(const ProgramWords& program, std::span<const Command> comma
     throw UsageError(fmt::format("unknown command '{}'{}; '{} --help' lists the commands", name,
                                  did_you_mean(name, known), program.name));
   } catch (const std::exception& error) {
-    print_error(fmt::format("{}: {}", program.name, without_controls(error.what())));
+    print_error(fmt::format("{}: {}", program.name, without_controls(message_of(error))));
     return exit_code_of(error);
   }
 }

@@ -33,8 +33,7 @@ void declare_bundle(OptionTable& table) {
 std::string check(const std::string& folder) {
   SavedRun run(folder, Unsealed::kRefused);
   require_kept(run.bundle.trace, run.manifest);
-  if (run.settings.training.empty())
-    run.refuse("must state its training settings (\"settings\": {\"training\": {...}}), got none");
+  if (run.settings.training.empty()) run.refuse(RuleId::kSettingsMissing);
   std::vector<std::string> excused;
   for (const RecordKey& key : run.bundle.inferred)
     excused.push_back(fmt::format("{}/{}", name_of(key.kind), key.name));

@@ -12,6 +12,7 @@
 #include "core/base/error.h"
 #include "harness/compare/dumped_runs.h"
 #include "harness/testing/bundle_edit.h"
+#include "harness/testing/said_matchers.h"
 #include "harness/testing/synthetic.h"
 #include "harness/testing/test_folder.h"
 
@@ -58,10 +59,9 @@ class DumpedFolder : public testing::Test {
     write_run(folder_ / "reference", "reference", MeshShape());
     write_run(folder_ / "run", "autotp", kDp2Tp3);
   }
-  void expect_refused(const char* bundle, const char* word) const {
+  void expect_refused(RuleId rule, NamedValues values = {}) const {
     EXPECT_THAT([&] { (void)dumped_pairs(folder_.path()); },
-                ThrowsMessage<FileError>(
-                    AllOf(HasSubstr(std::string(bundle) + ": must "), HasSubstr(word))));
+                RefusesBy<FileError>(rule, std::move(values)));
   }
 
   TestFolder folder_;
@@ -71,17 +71,17 @@ TEST_F(DumpedFolder, OfSeveralRanksAreNoReferenceAndNoEmulation) {
   write_run(folder_ / "wrong", "ddp", kDp2Tp3);
   for (const char* subject : {"reference", "emulated autotp"}) {
     rename_subject(folder_ / "wrong", subject);
-    expect_refused("wrong", "a run of one process");
+    expect_refused(RuleId::kReferenceOfSeveralRanks);
   }
   bundle_edit::edit_json(folder_ / "wrong" / "manifest.json",
                          [](json& m) { m["mesh"] = json::array(); });
-  expect_refused("wrong", "a run of one process");
+  expect_refused(RuleId::kReferenceOfSeveralRanks);
 }
 
 TEST_F(DumpedFolder, HaveOneReferenceOfTheirSettings) {
   write_run(folder_ / "a_wrong", "reference", MeshShape());
 
-  expect_refused("reference", "the only plain reference with its settings, got a_wrong beside it");
+  expect_refused(RuleId::kTwoReferences, {{"other", "a_wrong"}});
 }
 
 TEST_F(DumpedFolder, AreJudgedAgainstEveryReferenceThatHasTheirSettings) {
@@ -99,15 +99,14 @@ TEST_F(DumpedFolder, WhoseRunAloneSaysThatItsBatchesComeFromAFileNeedsTheOption)
   write_run(folder_ / "run", "autotp", kDp2Tp3, settings_of("batch file"));
 
   EXPECT_THAT([&] { (void)dumped_pairs(folder_.path()); },
-              ThrowsMessage<FileError>(
-                  HasSubstr("data.source: reference \"text\", actual \"batch file\"")));
+              RefusesBy<FileError>(RuleId::kNoReferenceWithSettings));
   EXPECT_EQ(dumped_pairs(folder_.path(), BatchFileOf::kEither).pairs.size(), 1U);
 }
 
 TEST_F(DumpedFolder, LeaveNoReferenceOver) {
   write_run(folder_ / "wrong", "reference", MeshShape(), settings_of("text", 5));
 
-  expect_refused("wrong", "a run with its settings beside it");
+  expect_refused(RuleId::kReferenceWithoutRun);
 }
 
 TEST_F(DumpedFolder, ThatAreNotJudgedAreListedAtTheEnd) {

@@ -13,6 +13,7 @@
 #include "core/base/reference_name.h"
 #include "core/io/json.h"
 #include "harness/bundle/run_settings.h"
+#include "harness/ids/rule.h"
 
 namespace isoshard {
 namespace {
@@ -62,8 +63,8 @@ bool has_other_ranks(const fs::path& bundle) {
 /// By its mesh and by its files: those of a bundle that is not judged are not held to each other.
 bool is_of_one_process(const fs::path& bundle, const nlohmann::json& manifest) {
   if (!manifest.contains("mesh") || !manifest.at("mesh").is_array())
-    throw FileError(
-        fmt::format("{}: \"mesh\" must be a list of axes", (bundle / "manifest.json").string()));
+    refuse(bundle / "manifest.json", RuleId::kFileForm,
+           {{"problem", "\"mesh\" must be a list of axes"}});
   for (const nlohmann::json& axis : manifest.at("mesh")) {
     if (!axis.is_object() || !axis.contains("degree") || axis.at("degree") != 1) return false;
   }
@@ -91,7 +92,7 @@ std::vector<DumpedRun> runs_in(const fs::path& folder, std::vector<NotJudged>& n
     }
     const nlohmann::json json = read_json_file(manifest);
     if (!json.is_object() || !json.contains("subject") || !json.at("subject").is_string())
-      throw FileError(fmt::format("{}: \"subject\" must be a string", manifest.string()));
+      refuse(manifest, RuleId::kFileForm, {{"problem", "\"subject\" must be a string"}});
     runs.push_back({path, json.at("subject").get<std::string>(), is_of_one_process(path, json),
                     parse_run_settings(
                         json.contains("settings") ? json.at("settings").dump() : "{}", manifest)});
@@ -103,11 +104,7 @@ std::vector<DumpedRun> runs_in(const fs::path& folder, std::vector<NotJudged>& n
 /// run of several ranks is spared the judge by its name.
 void require_one_process(const DumpedRun& run) {
   if ((!run.is_reference() && !run.is_emulated()) || run.is_of_one_process) return;
-  throw FileError(
-      fmt::format("{}: must be a run of one process, as it says that it is \"{}\", got one of "
-                  "several ranks; if it is to be judged, give it another subject, and if it is to "
-                  "be trusted, name both bundles: isoshard compare REFERENCE RUN",
-                  run.path.string(), run.subject));
+  refuse(run.path, RuleId::kReferenceOfSeveralRanks, {{"subject", run.subject}});
 }
 
 /// Else whichever comes first by name would be trusted.
@@ -118,10 +115,7 @@ void require_one_of_each_reference(const std::vector<DumpedRun>& runs) {
       return later.is_reference() && later.settings.training == run->settings.training;
     });
     if (other == runs.end()) continue;
-    throw FileError(fmt::format(
-        "{}: must be the only plain reference with its settings, got {} beside it; take the one "
-        "away that is not to be trusted, or name both bundles: isoshard compare REFERENCE RUN",
-        other->path.string(), run->path.filename().string()));
+    refuse(other->path, RuleId::kTwoReferences, {{"other", run->path.filename().string()}});
   }
 }
 
@@ -139,10 +133,8 @@ void require_its_run(const DumpedRun& emulated, const std::vector<DumpedRun>& ru
     return other.subject == emulated.subject && has_settings(other);
   });
   if (emulations <= alike) return;
-  throw FileError(fmt::format(
-      "{}: must have a run of {} with its settings beside it, as it says that it is the emulation "
-      "of one, got {} for {} emulations",
-      emulated.path.string(), subject, alike, emulations));
+  refuse(emulated.path, RuleId::kEmulationWithoutRun,
+         {{"subject", subject}, {"runs", alike}, {"emulations", emulations}});
 }
 
 /// Adds a run with each reference that has its settings.
@@ -162,9 +154,10 @@ void add_pairs(const DumpedRun& run, const std::vector<DumpedRun>& runs, BatchFi
     }
   }
   if (own.empty())
-    throw FileError(fmt::format("{}: no plain reference beside it has its settings{}{}",
-                                run.path.string(), problems.empty() ? "" : "\n  ",
-                                fmt::join(problems, "\n  ")));
+    refuse(run.path, RuleId::kNoReferenceWithSettings,
+           {{"settings", problems},
+            NamedValue::words("differences", fmt::format("{}{}", problems.empty() ? "" : "\n  ",
+                                                         fmt::join(problems, "\n  ")))});
   if (own.size() == 1) own.front().against.clear();
   pairs.insert(pairs.end(), own.begin(), own.end());
 }
@@ -172,11 +165,7 @@ void add_pairs(const DumpedRun& run, const std::vector<DumpedRun>& runs, BatchFi
 /// A run that calls itself a reference is not judged. So some run must have its settings.
 void require_its_runs(const DumpedRun& reference, const std::vector<DumpedPair>& pairs) {
   if (std::ranges::find(pairs, reference.path, &DumpedPair::reference) != pairs.end()) return;
-  throw FileError(
-      fmt::format("{}: must have a run with its settings beside it, as it says that it is a "
-                  "reference, got none; take it away, or give it another subject if it is to be "
-                  "judged",
-                  reference.path.string()));
+  refuse(reference.path, RuleId::kReferenceWithoutRun);
 }
 
 }  // namespace

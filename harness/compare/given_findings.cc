@@ -3,16 +3,25 @@
 #include "harness/compare/given_findings.h"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <ranges>
 #include <tuple>
 #include <utility>
+#include <variant>
+#include <vector>
 
 #include "core/base/error.h"
+#include "core/base/printable.h"
 #include "core/io/json.h"
+#include "harness/bundle/bundle_form.h"
 #include "harness/bundle/bundle_json.h"
+#include "harness/report/json/values_json.h"
 #include "harness/trace/stage.h"
 
 namespace isoshard {
@@ -22,12 +31,63 @@ using nlohmann::json;
 
 constexpr int kSchema = 1;
 
+/// A number, a word or a list of numbers.
+NamedValue value_of(const std::string& name, const json& given, const std::filesystem::path& file) {
+  const std::optional<IdValue> value = read_value(given);
+  const bool is_number = !given.is_array() && !given.is_string() && value.has_value();
+  const bool is_list = given.is_array() && value.has_value() &&
+                       !std::holds_alternative<std::vector<std::string>>(*value);
+  if (is_number || is_list) return {name, *value};
+  if (given.is_array())
+    detail::refuse_form(file, fmt::format("\"{}\" must list numbers", printable(name)));
+  return {name, detail::text_field(json{{"value", given}}, "value", file)};
+}
+
+/// Findings that another program may make. Only the judge makes the others.
+constexpr FindingId kGivenIds[] = {FindingId::kGiven, FindingId::kSamplesNotShared,
+                                   FindingId::kEqualInputs, FindingId::kOtherNumberOfCalls};
+
+/// Errors   FileError if the text of the id has a value that is not given.
+void require_values(FindingId id, const NamedValues& values, const std::filesystem::path& file) {
+  const std::string_view text = row_of(id).text;
+  for (std::size_t open = text.find('{'); open != text.npos; open = text.find('{', open + 1)) {
+    const std::string_view name = text.substr(open + 1, text.find('}', open) - open - 1);
+    if (find_value(values, name) == nullptr)
+      detail::refuse_form(
+          file, fmt::format("a finding \"{}\" must have the value \"{}\"", name_of(id), name));
+  }
+}
+
+/// {"id": ..., "numbers": {...}, "words": {...}} with an id of kGivenIds.
+Finding finding_by_id(const RecordKey& key, const json& given, const std::filesystem::path& file) {
+  const auto name = detail::text_field(given, "id", file);
+  const std::optional<FindingId> id = find_id<FindingId>(name);
+  if (!id.has_value() || std::ranges::find(kGivenIds, *id) == std::end(kGivenIds))
+    detail::refuse_form(
+        file,
+        fmt::format(
+            "the \"id\" of a given finding must be one of {}, got '{}'",
+            fmt::join(kGivenIds | std::views::transform([](FindingId one) { return name_of(one); }),
+                      ", "),
+            printable(name)));
+  NamedValues values;
+  for (const char* const part : {"numbers", "words"}) {
+    const json of_part = given.contains(part) ? given.at(part) : json::object();
+    if (!of_part.is_object())
+      detail::refuse_form(file, fmt::format("\"{}\" of a finding must be an object", part));
+    for (const auto& [value_name, value] : of_part.items())
+      values.push_back(value_of(value_name, value, file));
+  }
+  require_values(*id, values, file);
+  return make_finding(key, *id, std::move(values));
+}
+
 Finding finding_of(const json& entry, const std::filesystem::path& file) {
-  Finding finding;
-  finding.key = detail::key_of(entry, {}, file);
-  finding.stage = stage_of(finding.key);
-  finding.what =
-      fmt::format("{}: {}", describe(finding.key), detail::text_field(entry, "what", file));
+  const RecordKey key = detail::key_of(entry, {}, file);
+  Finding finding = entry.contains("finding")
+                        ? finding_by_id(key, entry.at("finding"), file)
+                        : make_finding(key, FindingId::kGiven,
+                                       {{"problem", detail::text_field(entry, "what", file)}});
   finding.diagnosis = detail::text_field(entry, "cause", file);
   for (const std::int64_t rank : detail::field<Shape>(entry, "ranks", file))
     finding.ranks.push_back(static_cast<int>(rank));
@@ -49,14 +109,11 @@ void add_finding(const Finding& finding, Verdict& verdict) {
   const bool is_first = at == verdict.findings.begin();
   verdict.findings.insert(at, finding);
   if (verdict.status == Status::kConforms || verdict.status == Status::kVacuous) {
-    verdict.status = Status::kDiverges;
-    verdict.strength = Strength::kNone;
-    verdict.shows_too_little = false;
+    set_diverges(verdict);
     verdict.reason = "first " + words_of(finding);
   } else if (is_first) {
-    constexpr std::string_view kFirst = "first ";
-    if (verdict.reason.starts_with(kFirst)) verdict.reason.erase(0, kFirst.size());
-    verdict.reason = fmt::format("first {}; also {}", words_of(finding), verdict.reason);
+    verdict.reason =
+        fmt::format("first {}; among recorded tensors, {}", words_of(finding), verdict.reason);
   } else {
     verdict.reason += "; also " + words_of(finding);
   }

@@ -7,10 +7,12 @@
 
 #include <fstream>
 #include <string>
+#include <vector>
 
 #include "core/base/error.h"
 #include "harness/compare/compare.h"
 #include "harness/report/formats/report_formats.h"
+#include "harness/testing/said_matchers.h"
 #include "harness/testing/test_folder.h"
 
 namespace isoshard {
@@ -83,7 +85,6 @@ TEST(GivenFindings, ComeBeforeTheVerdictsOwnOfTheirStage) {
   for (Verdict* verdict : {&ids, &forward, &settings}) add_given_findings(whole_batch(), *verdict);
 
   EXPECT_EQ(ids.findings.front().what, "every rank has all samples");
-  EXPECT_EQ(ids.reason, "first every rank has all samples; also own; scale 2");
   EXPECT_EQ(forward.findings.front().what, "every rank has all samples");
   EXPECT_EQ(settings.findings.front().what, "own");
   EXPECT_EQ(settings.findings.size(), 2U);
@@ -130,11 +131,30 @@ TEST(GivenFindings, AreReadFromAFile) {
   ASSERT_EQ(given.findings.size(), 1U);
   EXPECT_EQ(given.findings[0].key, (RecordKey{1, RecordKind::kDataId, "ids", 0}));
   EXPECT_EQ(given.findings[0].stage, Stage::kDataIds);
-  EXPECT_THAT(given.findings[0].what, testing::EndsWith(": is whole"));
+  EXPECT_THAT(given.findings[0], FindingIs(FindingId::kGiven, {{"problem", "is whole"}}));
   EXPECT_EQ(given.findings[0].diagnosis, "no sampler");
   EXPECT_THAT(given.findings[0].ranks, testing::ElementsAre(0, 3));
   ASSERT_EQ(given.causes.size(), 1U);
   EXPECT_EQ(given.causes[0].key.kind, RecordKind::kScalar);
+}
+
+TEST(GivenFindings, MayHaveAnIdAndValuesInPlaceOfWords) {
+  const TestFolder folder;
+  const auto path = folder / "findings.json";
+  std::ofstream(path) << R"({"schema": 1, "causes": [],
+      "findings": [{"step": 1, "kind": "data_id", "name": "ids", "cause": "", "ranks": [0, 1],
+                    "finding": {"id": "samples_not_shared",
+                                "numbers": {"samples": 8, "having": 2, "data_ranks": 2}}},
+                   {"step": 1, "kind": "data_id", "name": "ids", "cause": "", "ranks": [0, 1],
+                    "finding": {"id": "equal_inputs", "numbers": {"ranks": [0, 1]}}}]})";
+
+  const GivenFindings given = read_given_findings(path);
+
+  EXPECT_THAT(
+      given.findings,
+      testing::ElementsAre(FindingIs(FindingId::kSamplesNotShared,
+                                     {{"samples", 8}, {"having", 2}, {"data_ranks", 2}}),
+                           FindingIs(FindingId::kEqualInputs, {{"ranks", std::vector{0, 1}}})));
 }
 
 TEST(GivenFindings, ThatAreMalformedAreRefused) {
@@ -143,6 +163,14 @@ TEST(GivenFindings, ThatAreMalformedAreRefused) {
   for (const char* text :
        {"[]", "{", R"({"schema": 2, "findings": [], "causes": []})", R"({"schema": 1})",
         R"({"schema": 1, "causes": [], "findings": [{"kind": "coffee", "name": "x"}]})",
+        R"({"schema": 1, "causes": [], "findings": [{"kind": "data_id", "name": "x", "cause": "",
+            "ranks": [0], "finding": {"id": "no_such_finding"}}]})",
+        R"({"schema": 1, "causes": [], "findings": [{"kind": "data_id", "name": "x", "cause": "",
+            "ranks": [0], "finding": {"id": "equal_inputs", "numbers": {"ranks": [0, "1"]}}}]})",
+        R"({"schema": 1, "causes": [], "findings": [{"kind": "data_id", "name": "x", "cause": "",
+            "ranks": [0], "finding": {"id": "equal_inputs", "numbers": {}}}]})",
+        R"({"schema": 1, "causes": [], "findings": [{"kind": "data_id", "name": "x", "cause": "",
+            "ranks": [0], "finding": {"id": "differs_from_reference"}}]})",
         R"({"schema": 1, "causes": [], "findings": [{"kind": "data_id", "name": "x"}]})"}) {
     std::ofstream(path, std::ios::trunc) << text;
     EXPECT_THAT([&] { (void)read_given_findings(path); },

@@ -123,7 +123,8 @@ std::vector<RankCalls> rank_calls_of(const Trace& actual) {
   for (const RankTrace& rank : actual.ranks) {
     if (rank.rank >= kMostRanks) break;
     for (const Record& record : rank.records) {
-      if (record.key.step != 0 || !is_collectives(record.key) || !record.kept) continue;
+      if (record.key.step != 0 || role_of(record.key) != NameRole::kCollectives || !record.kept)
+        continue;
       RankCalls calls{.rank = rank.rank};
       try {
         calls.axis = axis_of_collectives(record.key);

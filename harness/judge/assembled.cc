@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "harness/trace/names/layer_name.h"
+#include "core/observe/layer_name.h"
 #include "harness/trace/record_writer.h"
 
 namespace isoshard {

@@ -14,9 +14,8 @@
 #include <tuple>
 #include <vector>
 
-#include "core/base/error.h"
+#include "harness/ids/rule.h"
 #include "harness/stats/stats.h"
-#include "harness/trace/clipped.h"
 #include "harness/trace/collective_calls.h"
 #include "harness/trace/judge_policy.h"
 #include "harness/trace/parts.h"
@@ -26,10 +25,6 @@ namespace isoshard {
 namespace {
 
 namespace fs = std::filesystem;
-
-[[noreturn]] void refuse(const fs::path& file, std::string_view what) {
-  throw FileError(fmt::format("{}: {}", file.string(), what));
-}
 
 std::int64_t held_elements(const Record& record) {
   std::int64_t held = 0;
@@ -64,10 +59,11 @@ void require_zero_padding(const RankTrace& rank, const Record& record, const fs:
     if (cover[i] != 0) continue;
     const double value = value_at(tensor.bytes.data(), tensor.dtype, static_cast<std::int64_t>(i));
     if (value != 0)
-      refuse(file,
-             fmt::format("{}: element {} of rank {} is in no part of the whole, and must be 0, "
-                         "got {}; padding holds no values",
-                         describe(record.key), i, rank.rank, value));
+      refuse(file, RuleId::kPaddingNotZero,
+             {{"tensor", describe(record.key)},
+              {"element", i},
+              {"rank", rank.rank},
+              {"value", value}});
   }
 }
 
@@ -76,7 +72,7 @@ void require_zero_padding(const RankTrace& rank, const Record& record, const fs:
 using Group = std::tuple<int, RecordKind, int, bool>;
 
 Group group_of(const RecordKey& key) {
-  return {key.step, key.kind, key.call, final_gradient_of(key).has_value()};
+  return {key.step, key.kind, key.call, role_of(key) == NameRole::kMicroBatch};
 }
 
 /// A part of a tensor, wherever it stands.
@@ -93,7 +89,8 @@ class Holders {
     for (const RankTrace& rank : trace.ranks) {
       for (const Record& record : rank.records) {
         // each is one rank's own, and held to that rank's other records
-        if (is_collectives(record.key) || is_own_repetition(record.key)) continue;
+        if (role_of(record.key) == NameRole::kCollectives || is_own_repetition(record.key))
+          continue;
         const std::int64_t held = held_elements(record);
         elements_[record.key][rank.rank] = held;
         held_[group_of(record.key)][rank.rank] += held;
@@ -119,10 +116,8 @@ class Holders {
         // a rank without the record is missed or excused by the judge, by only_at
         const bool is_empty = found == ranks.end() ? is_only_elsewhere(key) : found->second == 0;
         if (!is_empty || is_nothing(key) || is_cut(key, rank)) continue;
-        refuse(file,
-               fmt::format("{}: rank {} says that it holds nothing of it, but the run does not cut "
-                           "the tensors of kind {} so that a rank may: other ranks hold copies",
-                           describe(key), rank, name_of(key.kind)));
+        refuse(file, RuleId::kRankHoldsNothing,
+               {{"tensor", describe(key)}, {"rank", rank}, {"kind", name_of(key.kind)}});
       }
     }
   }
@@ -143,9 +138,8 @@ class Holders {
       for (const std::string_view reader : {std::string_view(module), kHead}) {
         for (const int stage : stages_that_call(reader)) {
           if (stages.contains(stage)) continue;
-          refuse(file, fmt::format("{}: no rank of stage {} (pp) records it, but that stage "
-                                   "computes {}, which reads it: its copy may have drifted",
-                                   describe(key), stage, reader));
+          refuse(file, RuleId::kTiedCopyMissing,
+                 {{"tensor", describe(key)}, {"stage", stage}, {"reader", reader}});
         }
       }
     }
@@ -355,14 +349,12 @@ void require_responses(const Reference& reference, bool is_masked, Dtype coarses
   std::map<std::pair<int, RecordKind>, double> largest;  // norms, of each step and kind
   for (const auto& [key, response] : reference.responses()) {
     const Record* record = reference.find(key);
-    if (record == nullptr)
-      refuse(file, fmt::format("a response must be of a record of the bundle, got one of {}",
-                               describe(key)));
+    if (record == nullptr) refuse(file, RuleId::kResponseOfNoRecord, {{"tensor", describe(key)}});
     const Stats& own = stats.of(*record);
     const bool may_be_masked = is_masked && !stepped_parameter(key).empty();
     const std::string problem = problem_of(response, *record, own, may_be_masked);
     if (!problem.empty())
-      refuse(file, fmt::format("the response of {} does not fit: {}", describe(key), problem));
+      refuse(file, RuleId::kResponseDoesNotFit, {{"tensor", describe(key)}, {"problem", problem}});
     // such as counts and states of random numbers
     if (is_exact(stage_of(key)) || is_gradient_besides(key)) continue;
     double& norm = largest[{key.step, key.kind}];
@@ -373,9 +365,11 @@ void require_responses(const Reference& reference, bool is_masked, Dtype coarses
     const double norm = largest.at({key.step, key.kind});
     const bool is_noise = 2 * response.absolute_norm >= response.reference_norm;
     if (is_noise && response.absolute_norm > largest_noise(coarsest) * norm)
-      refuse(file, fmt::format("the response of {} does not fit: roundings in {} move no tensor by "
-                               "{:.3g} where the largest of its kind has norm {:.3g}",
-                               describe(key), name_of(coarsest), response.absolute_norm, norm));
+      refuse(file, RuleId::kResponseTooLarge,
+             {{"tensor", describe(key)},
+              {"dtype", name_of(coarsest)},
+              {"moved", response.absolute_norm},
+              {"largest", norm}});
   }
 }
 
@@ -390,9 +384,7 @@ void require_redrawn(const Reference& reference, OwnStats& stats, const fs::path
       const double moved = std::sqrt(run.sum_sq_diff);
       if (std::fabs(run.dot_diff) > norm * moved * kRounded ||
           std::fabs(run.sum_diff) > root * moved * kRounded)
-        refuse(file, fmt::format("run {} of {} does not fit its tensor: no differences have these "
-                                 "sums",
-                                 run.run, describe(key)));
+        refuse(file, RuleId::kRedrawnDoesNotFit, {{"run", run.run}, {"tensor", describe(key)}});
     }
   }
 }
@@ -403,9 +395,8 @@ void require_kept(const Trace& trace, const fs::path& file) {
   for (const RankTrace& rank : trace.ranks) {
     for (const Record& record : rank.records) {
       if (!record.kept && !record.compared)
-        refuse(file, fmt::format("{}: rank {} must have kept its tensor, got \"kept\": false; "
-                                 "there is nothing to compare",
-                                 describe(record.key), rank.rank));
+        refuse(file, RuleId::kTensorNotKept,
+               {{"tensor", describe(record.key)}, {"rank", rank.rank}});
     }
   }
 }

@@ -10,15 +10,13 @@
 #include <vector>
 
 #include "core/base/error.h"
+#include "harness/testing/said_matchers.h"
 #include "harness/testing/synthetic.h"
 
 namespace isoshard {
 namespace {
 
 using namespace synthetic;
-using testing::AllOf;
-using testing::HasSubstr;
-using testing::ThrowsMessage;
 
 const MeshShape kDpByTp({{Axis::kDp, 2}, {Axis::kTp, 2}});
 
@@ -63,9 +61,7 @@ TEST(ClaimedShards, OfSmallTensorsBesideLargeCopiesAreRefused) {
     const CutAlongDp norm{.norm = true, .kind = kind};
 
     EXPECT_THAT([&] { require_shards(norm); },
-                ThrowsMessage<FileError>(AllOf(HasSubstr("run/manifest.json"),
-                                               HasSubstr("said to be cut along dp"),
-                                               HasSubstr("matrix"), HasSubstr("--not-recorded"))))
+                RefusesBy<FileError>(RuleId::kCutBesideCopies, {{"axis", "dp"}}))
         << name_of(kind);
     EXPECT_NO_THROW(require_shards(norm, {"*/norm*"})) << name_of(kind);
   }
@@ -95,7 +91,7 @@ TEST(ClaimedShards, ThatNobodyGathersAreRefused) {
   const CutAlongDp all{.matrix = true, .norm = true, .tiny = true};
 
   EXPECT_THAT([&] { require_shards(all, {}, with_calls(CollectiveOp::kAllReduce)); },
-              ThrowsMessage<FileError>(HasSubstr("gather and scatter nothing there")));
+              RefusesBy<FileError>(RuleId::kCutButNeverGathered));
   EXPECT_NO_THROW(require_shards(all, {}, with_calls(CollectiveOp::kReduceScatter)));
   EXPECT_NO_THROW(require_shards({}, {}, with_calls(CollectiveOp::kAllReduce)));
 }

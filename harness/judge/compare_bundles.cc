@@ -25,9 +25,9 @@
 #include "harness/judge/records/own_word.h"
 #include "harness/judge/replay.h"
 #include "harness/judge/saved_run.h"
-#include "harness/trace/clipped.h"
 #include "harness/trace/collective_calls.h"
 #include "harness/trace/numbers.h"
+#include "harness/trace/run_view.h"
 #include "harness/verdict/verdict.h"
 
 namespace isoshard {
@@ -44,17 +44,14 @@ std::optional<double> own_scale(const SavedRun& trusted, const Reference& refere
                                 RecordKind kind) {
   std::optional<double> scale;
   for (const Record& record : reference.trace().ranks.at(0).records) {
-    if (record.key.kind != kind || final_gradient_of(record.key).has_value()) continue;
-    const RecordKey loss_scale{record.key.step, RecordKind::kScalar, "loss_scale", 0};
-    const bool is_scaled =
-        kind == RecordKind::kActivationGrad && reference.find(loss_scale) != nullptr;
-    const double own =
-        record.grad_scale / (is_scaled ? number_of(reference.tensor(loss_scale)) : 1.0);
+    if (record.key.kind != kind || role_of(record.key) == NameRole::kMicroBatch) continue;
+    const double loss_scale = kind == RecordKind::kActivationGrad
+                                  ? RunView(reference).loss_scale(record.key.step).value_or(1)
+                                  : 1;
+    const double own = record.grad_scale / loss_scale;
     if (scale.has_value() && *scale != own)
-      trusted.refuse(
-          fmt::format("the records of kind {} must have one gradient scale, got {} and "
-                      "{}; record the same grad_scale with all of them",
-                      name_of(kind), *scale, own));
+      trusted.refuse(RuleId::kGradientScalesDiffer,
+                     {{"kind", name_of(kind)}, {"first", *scale}, {"second", own}});
     scale = own;
   }
   return scale;
@@ -81,10 +78,7 @@ JudgePolicy policy_of(const SavedRun& trusted, const Reference& reference, const
   policy.mask = masks_small_gradients(settings);
   policy.step_rule = step_rule_of(settings);
   // without it a step of an element that is left out could be of any size
-  if (policy.mask && !policy.step_rule.has_value())
-    trusted.refuse(
-        "must state optimizer.learning_rate, weight_decay, beta1, beta2 and eps as numbers, which "
-        "bound AdamW's steps of small gradients; one is missing or not a number");
+  if (policy.mask && !policy.step_rule.has_value()) trusted.refuse(RuleId::kStepRuleMissing);
   policy.max_grad_norm = settings.max_grad_norm.value_or(policy.max_grad_norm);
   if (!settings.num_names.empty()) policy.num_names = settings.num_names;
   policy.activation_grad_scale = demanded_scale(trusted, reference, mesh, rules);
@@ -122,10 +116,10 @@ std::vector<std::string> check_settings(const SavedRun& trusted, const SavedRun&
   for (const SavedRun* saved : {&trusted, &judged}) {
     if (!saved->settings.training.empty()) continue;
     if (!is_allowed)
-      saved->refuse(
-          "must state its training settings (\"settings\": {\"training\": {...}}), got none: runs "
-          "of other settings cannot be expected to agree (allow it with "
-          "--allow-different-settings)");
+      saved->refuse(RuleId::kSettingsMissing,
+                    {NamedValue::words("hint",
+                                       ": runs of other settings cannot be expected to agree "
+                                       "(allow it with --allow-different-settings)")});
     notes.push_back(
         fmt::format("the {} run states no training settings, as "
                     "--allow-different-settings allows",
@@ -140,11 +134,11 @@ std::vector<std::string> check_settings(const SavedRun& trusted, const SavedRun&
   }
   if (lines.empty()) return notes;
   if (!is_allowed)
-    throw UsageError(fmt::format(
-        "the runs have different settings, so they cannot be expected to agree (allow it "
-        "with --allow-different-settings):"
-        "\n  {}{}",
-        fmt::join(lines, "\n  "), hint_on_batch_file(trusted, judged, rules)));
+    throw Refused<UsageError>(
+        said(RuleId::kSettingsDiffer,
+             {{"settings", lines},
+              NamedValue::words("differences", fmt::format("{}", fmt::join(lines, "\n  "))),
+              NamedValue::words("hint", std::string(hint_on_batch_file(trusted, judged, rules)))}));
   notes.push_back(
       fmt::format("the runs have different settings, as --allow-different-settings "
                   "allows: {}",
@@ -159,16 +153,16 @@ void check_mesh(const SavedRun& judged, const BundleRules& rules) {
     for (int axis = 1; axis <= static_cast<int>(Axis::kDpShard); ++axis) {
       const auto wanted = static_cast<Axis>(axis);
       if (mesh.degree(wanted) != rules.mesh->degree(wanted))
-        judged.refuse(fmt::format("the degree of {} must be {} (--mesh), got {}", name_of(wanted),
-                                  rules.mesh->degree(wanted), mesh.degree(wanted)));
+        judged.refuse(RuleId::kOtherMesh, {{"axis", name_of(wanted)},
+                                           {"degree", rules.mesh->degree(wanted)},
+                                           {"got", mesh.degree(wanted)}});
     }
   }
   const auto stated = judged.settings.training.find("data.dp");
   if (mesh.world_size() == 1 || stated == judged.settings.training.end()) return;
   if (stated->second != std::to_string(dp_degree(mesh)))
-    judged.refuse(
-        fmt::format("the mesh must have the {} dp ranks of its settings (data.dp), got {}",
-                    stated->second, dp_degree(mesh)));
+    judged.refuse(RuleId::kMeshContradictsSettings,
+                  {{"stated", stated->second}, {"dp", dp_degree(mesh)}});
 }
 
 /// The name of a dropout that is on, with its value; empty if there is none.
@@ -191,10 +185,7 @@ void check_masks(const SavedRun& trusted) {
         }))
       return;
   }
-  trusted.refuse(
-      fmt::format("{}, and the bundle holds no masks, without which a run that draws others looks "
-                  "wrong; record them (kind mask), or set the dropout to 0",
-                  dropout));
+  trusted.refuse(RuleId::kMasksMissing, {{"dropout", dropout}});
 }
 
 /// Records of the judged run that the trusted one says it does not have, or that need not be there.
@@ -254,7 +245,7 @@ void hold_to_calls(const SavedRun& trusted, const Trace& judged, JudgePolicy& po
   if (found != tables.end()) {
     // Runs of this program record what later forward passes read; of others nobody said so.
     if (!trusted.bundle.producer.starts_with("isoshard "))
-      policy.not_recorded.emplace_back("param/*.read");
+      policy.not_recorded.push_back("param/" + to_string(RecordName{"*", NameRole::kReadAgain}));
     policy.collectives = table_of(*found);
   } else if (!tables.empty() && judged.mesh.world_size() > 1) {
     std::vector<std::string> there;
@@ -351,9 +342,7 @@ void add_journals(JournalVerdict journals, Verdict& verdict) {
   if (verdict.status == Status::kDiverges) {
     verdict.reason += "; " + words;
   } else {
-    verdict.status = Status::kDiverges;
-    verdict.strength = Strength::kNone;
-    verdict.shows_too_little = false;
+    set_diverges(verdict);
     verdict.reason = "first " + words;
   }
   for (Finding& finding : journals.findings) verdict.findings.push_back(std::move(finding));

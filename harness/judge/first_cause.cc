@@ -14,8 +14,8 @@
 #include <vector>
 
 #include "harness/causes/diagnosis.h"
-#include "harness/trace/clipped.h"
 #include "harness/trace/stage.h"
+#include "harness/trace/wanted_record.h"
 
 namespace isoshard::detail {
 namespace {
@@ -25,8 +25,8 @@ std::pair<int, int> count_same(const Verdict& verdict, const Causes& causes, con
   int same = 0, all = 0;
   for (const TensorComparison& tensor : verdict.tensors) {
     if (tensor.key.step != key.step || tensor.key.kind != key.kind || tensor.key.call != key.call ||
-        final_gradient_of(tensor.key).has_value() ||
-        unclipped_of(tensor.key).has_value() != unclipped_of(key).has_value())
+        role_of(tensor.key) == NameRole::kMicroBatch ||
+        (role_of(tensor.key) == NameRole::kClipped) != (role_of(key) == NameRole::kClipped))
       continue;
     ++all;
     const auto found = causes.find(tensor.key);
@@ -85,7 +85,7 @@ std::pair<int, int> count_recomputed(const Verdict& verdict, const Causes& cause
   int same = 0, all = 0;
   for (const TensorComparison& tensor : verdict.tensors) {
     if (tensor.key.step != key.step || tensor.key.call != key.call ||
-        !first_draw_of(tensor.key).has_value())
+        role_of(tensor.key) != NameRole::kRecomputed)
       continue;
     ++all;
     const auto found = causes.find(tensor.key);
@@ -154,7 +154,8 @@ class Diagnosis {
           ordered.finding.key.step == first.key.step && ordered.finding.stage == first.stage;
       if (ordered.result == nullptr) name_unwanted(ordered.finding);
       // the final gradient says more than one between micro-batches
-      if (ordered.result == nullptr || final_gradient_of(ordered.finding.key).has_value()) continue;
+      if (ordered.result == nullptr || role_of(ordered.finding.key) == NameRole::kMicroBatch)
+        continue;
       const bool is_large = is_large_tensor(ordered.finding.key);
       if (!with_first && (is_large || later++ >= kMaxDiagnosedLater)) continue;
       (is_large ? large : small).push_back(&ordered);
@@ -182,8 +183,9 @@ class Diagnosis {
 
   void diagnose_one(OrderedFinding& ordered) {
     const RecordKey& key = ordered.finding.key;
-    Cause cause = first_draw_of(key).has_value() ? make_cause(CauseId::kRecomputedMaskDiffers)
-                                                 : cause_of(ordered);
+    Cause cause = role_of(key) == NameRole::kRecomputed
+                      ? make_cause(CauseId::kRecomputedMaskDiffers)
+                      : cause_of(ordered);
     if (cause.empty()) return;
     causes_[key] = cause;
     explain(ordered.finding, key, std::move(cause));
@@ -198,25 +200,25 @@ class Diagnosis {
   void diagnose_between_micro_batches() {
     if (findings_.empty()) return;
     Finding& first = findings_.front().finding;
-    const std::optional<RecordKey> final = final_gradient_of(first.key);
+    const RecordKey final = final_of(first.key);
     const auto tensor_of = [&](const RecordKey& key) {
       return std::ranges::find(run_.tensors, key, &TensorComparison::key);
     };
-    if (!final.has_value() || tensor_of(first.key) == run_.tensors.end()) return;
-    const auto cause = causes_.find(*final);
+    if (final == first.key || tensor_of(first.key) == run_.tensors.end()) return;
+    const auto cause = causes_.find(final);
     if (cause != causes_.end()) {
-      explain(first, *final, cause->second);
+      explain(first, final, cause->second);
       return;
     }
     if (findings_.front().result != nullptr) {
       if (Cause own = cause_of(findings_.front()); !own.empty())
-        explain(first, *final, std::move(own));
+        explain(first, final, std::move(own));
     }
-    const auto tensor = tensor_of(*final);
+    const auto tensor = tensor_of(final);
     if (tensor == run_.tensors.end() || !tensor->within) return;
     Cause between = make_cause(CauseId::kRightAtEndOfStep, {{"micro_batch", first.key.call}});
     if (first.cause.empty())
-      explain(first, *final, std::move(between));
+      explain(first, final, std::move(between));
     else
       first.diagnosis += phrase(PhraseId::kFurther, {{"words", between.text}});
   }
@@ -238,7 +240,7 @@ void summarise_first(Verdict& verdict, const Causes& causes) {
   borrow_cause(verdict.findings);
   if (verdict.findings.front().diagnosis.empty()) return;
   Finding& first = verdict.findings.front();
-  const RecordKey diagnosed = final_gradient_of(first.key).value_or(first.key);
+  const RecordKey diagnosed = final_of(first.key);
   const auto found = causes.find(diagnosed);
   const Cause cause = found == causes.end() ? Cause() : found->second;
   const auto shared_by = [](const std::pair<int, int>& counts, const std::string& kinds) {
@@ -257,19 +259,21 @@ void summarise_first(Verdict& verdict, const Causes& causes) {
       first.diagnosis += shared_by(counts, kinds_with(verdict, causes, diagnosed, cause));
     }
   }
-  if (first.stage == Stage::kMasks && !first_draw_of(first.key).has_value()) {
+  if (first.stage == Stage::kMasks && role_of(first.key) != NameRole::kRecomputed) {
     const auto [same, all] = count_same_point(verdict, causes, first.key, cause);
     first.diagnosis += phrase(PhraseId::kOfPoints,
                               {{"point", point_of(first.key.name)}, {"same", same}, {"all", all}});
   }
-  if (first_draw_of(first.key).has_value()) {
+  if (role_of(first.key) == NameRole::kRecomputed) {
     const auto counts = count_recomputed(verdict, causes, first.key, cause);
     // where values are recorded again, and no mask is, there is nothing to count
     if (counts.second > 0) first.diagnosis += shared_by(counts, "");
-    first.diagnosis +=
+    first.forward_words =
         forward_words(verdict, first.key.step) + gradient_words(verdict, first.key.step);
+  } else if (first.stage > Stage::kForward) {
+    first.forward_words = forward_words(verdict, first.key.step);
   }
-  if (first.stage > Stage::kForward) first.diagnosis += forward_words(verdict, first.key.step);
+  first.diagnosis += first.forward_words;
 }
 
 void stop_at_wrong_data(Verdict& verdict) {

@@ -11,10 +11,10 @@
 #include <set>
 #include <vector>
 
-#include "harness/trace/clipped.h"
 #include "harness/trace/parts.h"
 #include "harness/trace/record_writer.h"
 #include "harness/trace/sampled.h"
+#include "harness/trace/wanted_record.h"
 
 namespace isoshard {
 namespace {
@@ -124,10 +124,8 @@ class Checker {
 
  private:
   [[noreturn]] void refuse(int rank, const Record& record, std::string_view what) const {
-    judged_.refuse(
-        fmt::format("the statistics of {} on rank {} cannot be believed: {}; record the run again, "
-                    "or with whole tensors",
-                    describe(record.key), rank, what));
+    judged_.refuse(RuleId::kStatisticsNotCredible,
+                   {{"tensor", describe(record.key)}, {"rank", rank}, {"problem", what}});
   }
 
   void check(int rank, const Record& record, RecordWriter& writer) {
@@ -279,14 +277,12 @@ bool has_statistics(const Trace& trace) noexcept {
 
 void require_compared_with(const SavedRun& trusted, const SavedRun& run) {
   if (!has_statistics(run.bundle.trace)) return;
-  if (!run.bundle.compared_with.has_value())
-    run.refuse("must say which reference its ranks compared with (\"compared_with\"), got nothing");
+  if (!run.bundle.compared_with.has_value()) run.refuse(RuleId::kComparedWithNothing);
   if (run.bundle.compared_with->digest != trusted.bundle.digest)
-    run.refuse(fmt::format(
-        "its ranks must have compared with the trusted run {} (digest {:.12}), got another "
-        "reference (digest {:.12}); record the run again with this one",
-        trusted.manifest.parent_path().string(), trusted.bundle.digest,
-        run.bundle.compared_with->digest));
+    run.refuse(RuleId::kComparedWithOther,
+               {{"trusted", trusted.manifest.parent_path().string()},
+                {"wanted", trusted.bundle.digest.substr(0, 12)},
+                {"got", run.bundle.compared_with->digest.substr(0, 12)}});
 }
 
 ComparedInRanks require_fitting_statistics(const SavedRun& trusted, const SavedRun& judged,
@@ -294,9 +290,7 @@ ComparedInRanks require_fitting_statistics(const SavedRun& trusted, const SavedR
   if (!has_statistics(judged.bundle.trace)) return {};
   require_compared_with(trusted, judged);
   if (judged.bundle.compared_with->responses != trusted.bundle.responses_hash)
-    judged.refuse(
-        "its ranks must have compared with the responses that the trusted run has, got others; "
-        "measure the responses first (respond), then record the run");
+    judged.refuse(RuleId::kComparedWithOtherResponses);
   return Checker(judged, reference, policy).run();
 }
 

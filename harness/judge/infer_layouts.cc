@@ -11,9 +11,9 @@
 #include <optional>
 #include <vector>
 
-#include "core/base/error.h"
-#include "harness/trace/clipped.h"
+#include "harness/ids/rule.h"
 #include "harness/trace/parts.h"
+#include "harness/trace/wanted_record.h"
 
 namespace isoshard {
 namespace {
@@ -76,11 +76,11 @@ class Inference {
     std::vector<std::string> shapes;
     for (const auto& [rank, shape] : local_)
       shapes.push_back(fmt::format("[{}]", fmt::join(shape, ", ")));
-    throw FileError(
-        fmt::format("{}: the layout of {} cannot be inferred: {}. The reference has [{}], "
-                    "the ranks have {}; give its placements or boxes",
-                    file_.string(), describe(wanted_.key), what,
-                    fmt::join(wanted_.layout.global_shape, ", "), fmt::join(shapes, ", ")));
+    isoshard::refuse(file_, RuleId::kLayoutNotInferable,
+                     {{"tensor", describe(wanted_.key)},
+                      {"problem", what},
+                      {"reference", wanted_.layout.global_shape},
+                      {"shapes", shapes}});
   }
 
   std::vector<Reading> all_readings() const {
@@ -246,11 +246,10 @@ class Inference {
 std::optional<Record> likeness_of(const Reference& reference, const RecordKey& key,
                                   const JudgePolicy& policy) {
   if (const auto wanted = wanted_of(reference, key, policy)) return wanted->record;
-  const auto parameter = parameter_read(key);
-  if (!parameter.has_value() || key.step < 1) return std::nullopt;
+  if (role_of(key) != NameRole::kReadAgain || key.step < 1) return std::nullopt;
   const int before = key.step - 1;
   const Record* const found =
-      reference.find({before, RecordKind::kParam, *parameter, before == 0 ? 1 : 0});
+      reference.find({before, RecordKind::kParam, base_of(key).name, before == 0 ? 1 : 0});
   return found == nullptr ? std::nullopt : std::optional(*found);
 }
 
@@ -266,9 +265,7 @@ void infer_layouts(Bundle& judged, const Reference& reference, const JudgePolicy
   }
   for (auto& [key, parts] : open) {
     for (const Part& part : parts) {
-      if (!part.record->kept)
-        throw FileError(fmt::format("{}: the layout of {} cannot be inferred without its tensor",
-                                    file.string(), describe(key)));
+      if (!part.record->kept) refuse(file, RuleId::kInferredNotKept, {{"tensor", describe(key)}});
     }
     if (const auto wanted = likeness_of(reference, key, policy)) {
       Inference(judged.trace.mesh, reference, *wanted, parts, file).run();

@@ -22,11 +22,11 @@
 #include "harness/judge/steps/nonfinite.h"
 #include "harness/judge/steps/skipped_steps.h"
 #include "harness/judge/steps/unseen_errors.h"
-#include "harness/trace/clipped.h"
 #include "harness/trace/collective_calls.h"
 #include "harness/trace/numbers.h"
+#include "harness/trace/run_view.h"
 #include "harness/trace/stage.h"
-#include "harness/trace/steps/skipped.h"
+#include "harness/trace/wanted_record.h"
 #include "harness/verdict/judged_share.h"
 #include "harness/verdict/neighbours.h"
 #include "harness/verdict/parts/dtypes.h"
@@ -58,19 +58,18 @@ class Judge {
   }
 
   Verdict run() {
-    if (std::string problem = detail::missing_ranks(actual_); !problem.empty()) {
-      verdict_.status = Status::kIncomplete;
-      verdict_.reason = std::move(problem);
+    if (Rule problem = detail::missing_ranks(actual_); !problem.empty()) {
+      end(Status::kIncomplete, std::move(problem));
       return std::move(verdict_);
     }
     if (reference_.trace().ranks.empty()) {
-      verdict_.reason = "the reference is empty";
+      end(Status::kVacuous, said(RuleId::kReferenceEmpty));
       return std::move(verdict_);
     }
     index_records();
     find_parting();
     for (const Record& wanted : reference_.trace().ranks[0].records) {
-      if (is_own_repetition(wanted.key) || is_collectives(wanted.key)) continue;
+      if (is_own_repetition(wanted.key) || role_of(wanted.key) == NameRole::kCollectives) continue;
       if (optional_.may_be_left_out(wanted.key) && !held_.contains(wanted.key)) {
         verdict_.not_recorded.push_back(describe(wanted.key));
         if (optional_.has_between_micro_batches()) left_out_.add(wanted.key);
@@ -79,14 +78,14 @@ class Judge {
       }
     }
     for (const auto& [key, held] : held_) {
-      if (is_own_repetition(key) || is_collectives(key)) continue;
+      if (is_own_repetition(key) || role_of(key) == NameRole::kCollectives) continue;
       if (parting_.has_value() && follows_parting(key, *parting_)) continue;
-      if (first_draw_of(key).has_value()) judge_recomputed(key);
+      if (role_of(key) == NameRole::kRecomputed) judge_recomputed(key);
       if (reference_.find(key) != nullptr) continue;
       if (const auto wanted = wanted_of(reference_, key, options_); wanted.has_value()) {
         judge_or_tell(*wanted, held);
       } else if (!is_clipped_by_no_number(key)) {
-        add_coverage_finding(key, held.front().record->order, "is not in the reference",
+        add_coverage_finding(key, held.front().record->order, FindingId::kExtra,
                              {held.front().rank->rank}, verdict_.extra);
       }
     }
@@ -137,19 +136,16 @@ class Judge {
 
   /// Where the reference's own norm is not finite, nothing says what clipping must give.
   bool is_clipped_by_no_number(const RecordKey& key) const {
-    const std::optional<RecordKey> gradient = unclipped_of(key);
-    const RecordKey norm{key.step, RecordKind::kScalar, "grad_norm", 0};
-    return gradient.has_value() && reference_.find(*gradient) != nullptr &&
-           reference_.find(norm) != nullptr && !std::isfinite(number_of(reference_.tensor(norm)));
+    if (role_of(key) != NameRole::kClipped || reference_.find(base_of(key)) == nullptr)
+      return false;
+    return !std::isfinite(RunView(reference_).grad_norm(key.step).value_or(0));
   }
 
-  void add_coverage_finding(const RecordKey& key, std::int64_t order, std::string problem,
+  void add_coverage_finding(const RecordKey& key, std::int64_t order, FindingId id,
                             std::vector<int> ranks, std::vector<std::string>& list) {
     list.push_back(describe(key));
-    Finding finding;
-    finding.key = key;
-    finding.stage = stage_of(key);
-    finding.what = fmt::format("{}: {}", describe(key), problem);
+    Finding finding = make_finding(
+        key, id, {NamedValue::words("absent", fmt::format("{}", fmt::join(ranks, ", ")))});
     finding.ranks = std::move(ranks);
     finding.confirmed = true;
     findings_.push_back({order, std::move(finding)});
@@ -169,7 +165,8 @@ class Judge {
   /// Summands of which the reference does not say what they add up to are no findings.
   void judge_or_tell(const WantedRecord& wanted, const std::vector<Held>& held) {
     const RecordKey& key = wanted.record.key;
-    const bool is_summand = key.kind == RecordKind::kActivation && sum_of(key).has_value();
+    const bool is_summand =
+        key.kind == RecordKind::kActivation && role_of(key) == NameRole::kSummand;
     if (is_summand &&
         (!is_partial(held.front().record->layout) || !detail::has_known_sum(reference_, key))) {
       summands_.add(key);
@@ -183,7 +180,7 @@ class Judge {
     for (const RecordKey& key : optional_.missing()) {
       if (parting_.has_value() && follows_parting(key, *parting_)) continue;
       const std::int64_t order = wanted_of(reference_, key, options_)->record.order;
-      add_coverage_finding(key, order, "was recorded by no rank, but the like of it was",
+      add_coverage_finding(key, order, FindingId::kMissingBesideLikes,
                            detail::ranks_near(actual_, key), verdict_.missing);
     }
   }
@@ -241,7 +238,7 @@ class Judge {
         verdict_.not_recorded.push_back(describe(wanted.key));
         return;
       }
-      add_coverage_finding(wanted.key, wanted.order, "was recorded by no rank",
+      add_coverage_finding(wanted.key, wanted.order, FindingId::kMissing,
                            detail::ranks_near(actual_, wanted.key), verdict_.missing);
       Finding& missing = findings_.back().finding;
       missing.cause = detail::cause_of_missing(reference_, actual_, wanted.key);
@@ -251,15 +248,14 @@ class Judge {
     const std::vector<Held>& held = found->second;
     const std::vector<int> absent = detail::absent_ranks(actual_, held);
     if (!absent.empty()) {
-      add_coverage_finding(wanted.key, wanted.order,
-                           fmt::format("was not recorded by rank {}", fmt::join(absent, ", ")),
-                           absent, verdict_.missing);
+      add_coverage_finding(wanted.key, wanted.order, FindingId::kMissingOnRanks, absent,
+                           verdict_.missing);
     }
     TensorResult result = detail::judge_tensor(reference_, wanted, actual_, held, options_,
                                                response_of, before_step_of(wanted.key));
     const Stats& stats = result.comparison.stats;
     if (is_of_skipped_step(wanted.key) && has_nonfinite(stats)) {
-      result.not_judged.clear();
+      result.not_judged = {};
       if (options_.level != Level::kExact) {
         excuse(wanted, held, std::move(result));
         return;
@@ -268,10 +264,10 @@ class Judge {
     // A mask may hide by infinities, and is compared bit by bit.
     if (result.not_judged.empty() && wanted.key.kind != RecordKind::kMask &&
         !is_of_skipped_step(wanted.key) && stats.nan_reference + stats.inf_reference > 0) {
-      result.not_judged = fmt::format(
-          "the reference has {} NaN and {} infinities of {} numbers in {}: nothing can be said of "
-          "a run from there on",
-          stats.nan_reference, stats.inf_reference, stats.numel, describe(wanted.key));
+      result.not_judged = said(RuleId::kReferenceNotFinite, {{"nans", stats.nan_reference},
+                                                             {"infinities", stats.inf_reference},
+                                                             {"elements", stats.numel},
+                                                             {"tensor", describe(wanted.key)}});
     }
     note_dtype(wanted, held);
     if (!result.not_judged.empty() && not_judged_.empty()) not_judged_ = result.not_judged;
@@ -307,7 +303,7 @@ class Judge {
     if (auto finding = detail::differing_copies(wanted.key, actual_, held); finding.has_value())
       findings.push_back(std::move(*finding));
     if (wanted.key.step != parting_) {
-      std::string problem = nonfinite_.problem_of(wanted, held, result.comparison.stats);
+      NamedValues problem = nonfinite_.problem_of(wanted, held, result.comparison.stats);
       if (!problem.empty())
         findings.push_back(detail::far_from_overflow(wanted.key, held, std::move(problem)));
     }
@@ -318,8 +314,8 @@ class Judge {
   bool is_of_skipped_step(const RecordKey& key) const {
     const bool is_gradient =
         key.kind == RecordKind::kActivationGrad || key.kind == RecordKind::kGrad;
-    if (!is_gradient && (key.kind != RecordKind::kScalar || key.name != "grad_norm")) return false;
-    return key.step == parting_ || is_skipped_step(reference_, key.step);
+    if (!is_gradient && role_of(key) != NameRole::kGradNorm) return false;
+    return key.step == parting_ || RunView(reference_).is_skipped(key.step);
   }
 
   static bool has_nonfinite(const Stats& stats) {
@@ -359,13 +355,10 @@ class Judge {
     if (!findings_.empty()) return;
     for (const PublishedBound& bound : verdict_.published) {
       if (bound.holds) continue;
-      Finding finding;
-      finding.key = bound.key;
-      finding.stage = stage_of(bound.key);
-      finding.what = fmt::format("{}: outside a published bound", describe(bound.key));
-      finding.evidence =
-          fmt::format("{}: {:.3g} (published {:.3g})", bound.what, bound.measured, bound.limit);
-      findings_.push_back({0, std::move(finding)});
+      findings_.push_back({0, make_finding(bound.key, FindingId::kOutsidePublishedBound, {},
+                                           {{"bound", bound.what},
+                                            {"measured", bound.measured},
+                                            {"published", bound.limit}})});
     }
   }
 
@@ -407,38 +400,23 @@ class Judge {
       return;
     }
     if (verdict_.compared == 0 || !not_judged_.empty()) {
-      verdict_.status = Status::kVacuous;
-      verdict_.reason = not_judged_.empty() ? "no finite tensor was compared" : not_judged_;
-      return;
+      return end(Status::kVacuous,
+                 not_judged_.empty() ? said(RuleId::kNothingCompared) : not_judged_);
     }
     if (is_all_zero()) {
-      verdict_.status = Status::kVacuous;
-      verdict_.reason = fmt::format(
-          "every value of the {} tensors is zero on both sides: nothing was computed, or nothing "
-          "was written",
-          verdict_.compared);
-      return;
+      return end(Status::kVacuous, said(RuleId::kAllZero, {{"tensors", verdict_.compared}}));
     }
     if (parting_.has_value()) {
-      verdict_.status = Status::kVacuous;
       verdict_.parted = true;
       // An emulation that was never held to a whole step of the plain run says nothing by itself.
       verdict_.shows_too_little = detail::has_whole_step_before(reference_, *parting_);
-      verdict_.reason = detail::words_of_parting(actual_, *parting_);
-      return;
+      return end(Status::kVacuous, detail::rule_of_parting(actual_, *parting_));
     }
-    if (std::string weak = weak_words(); !weak.empty()) {
-      verdict_.status = Status::kVacuous;
+    Rule little = inconclusive();
+    if (little.empty()) little = too_little_judged(verdict_.tensors, options_.coarsest);
+    if (!little.empty()) {
       verdict_.shows_too_little = true;
-      verdict_.reason = std::move(weak);
-      return;
-    }
-    if (std::string little = too_little_judged(verdict_.tensors, options_.coarsest);
-        !little.empty()) {
-      verdict_.status = Status::kVacuous;
-      verdict_.shows_too_little = true;
-      verdict_.reason = std::move(little);
-      return;
+      return end(Status::kVacuous, std::move(little));
     }
     verdict_.status = Status::kConforms;
     verdict_.strength =
@@ -460,15 +438,23 @@ class Judge {
       verdict_.reason += "; parameters after the step: " + judged;
   }
 
-  /// The comparisons that would have let a wrong tensor pass, in words; empty if there are none.
-  std::string weak_words() const {
+  void end(Status status, Rule rule) {
+    verdict_.status = status;
+    verdict_.reason = rule.text;
+    verdict_.rule = std::move(rule);
+  }
+
+  /// The comparisons that would have let a wrong tensor pass; none if there are none.
+  Rule inconclusive() const {
     const TensorComparison* first = nullptr;
     for (const TensorComparison& t : verdict_.tensors) {
       if (!t.weakness.empty() && first == nullptr) first = &t;
     }
-    if (first == nullptr) return "";
-    return fmt::format("{} of {} comparisons are inconclusive, first {}: {}", verdict_.weak,
-                       verdict_.compared, describe(first->key), first->weakness);
+    if (first == nullptr) return {};
+    return said(RuleId::kInconclusive, {{"weak", verdict_.weak},
+                                        {"compared", verdict_.compared},
+                                        {"tensor", describe(first->key)},
+                                        {"weakness", first->weakness}});
   }
 
   void add_evidence() {
@@ -494,7 +480,7 @@ class Judge {
   Verdict verdict_;
   std::map<RecordKey, std::vector<Held>> held_;
   std::vector<OrderedFinding> findings_;
-  std::string not_judged_;
+  Rule not_judged_;
   detail::OptionalRecords optional_;
   detail::NonfiniteGradients nonfinite_;
   detail::UnseenErrors unseen_;

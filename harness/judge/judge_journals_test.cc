@@ -12,13 +12,13 @@
 
 #include "core/base/error.h"
 #include "harness/judge/journals/align_calls.h"
+#include "harness/testing/said_matchers.h"
 #include "harness/testing/synthetic.h"
 
 namespace isoshard {
 namespace {
 
 using namespace synthetic;
-using testing::AllOf;
 using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::IsEmpty;
@@ -104,9 +104,12 @@ TEST(JudgeJournals, NameACallThatOneRankLacks) {
 
   ASSERT_THAT(verdict.findings, SizeIs(1));
   const Finding& finding = verdict.findings.front();
-  EXPECT_EQ(finding.what,
-            "calls over ranks 0, 1 (step 1): call 3 of 6 is missing, all_reduce (sum) of 4096 "
-            "bytes in fp32 (gradient of b, backward, train.py:31)");
+  EXPECT_THAT(finding, FindingIs(FindingId::kCallsOfRanksDiffer,
+                                 {{"call", 3},
+                                  {"calls", 6},
+                                  {"must",
+                                   "all_reduce (sum) of 4096 bytes in fp32 (gradient of "
+                                   "b, backward, train.py:31)"}}));
   EXPECT_THAT(finding.ranks, ElementsAre(1));
   EXPECT_EQ(finding.key.step, 1);
 }
@@ -118,8 +121,12 @@ TEST(JudgeJournals, NameACallThatOneRankMakesTwice) {
   const JournalVerdict verdict = judged(bundle);
 
   ASSERT_THAT(verdict.findings, SizeIs(1));
-  EXPECT_THAT(verdict.findings.front().what,
-              AllOf(HasSubstr("of 7 is one too many"), HasSubstr("80000 bytes")));
+  EXPECT_THAT(verdict.findings.front(),
+              FindingIs(FindingId::kCallsOfRanksDiffer,
+                        {{"calls", 7},
+                         {"got",
+                          "all_reduce (sum) of 80000 bytes in fp32 (backward, "
+                          "train.py:31)"}}));
   EXPECT_THAT(verdict.findings.front().ranks, ElementsAre(1));
 }
 
@@ -135,13 +142,19 @@ TEST(JudgeJournals, NameAnotherDtypeReductionOrSize) {
   const auto size = change([](JournaledCall& c) { c.bytes = 79996; });
 
   ASSERT_FALSE(dtype.empty());
-  EXPECT_THAT(dtype.front().what, HasSubstr("call 5 of 6 must be all_reduce (sum) of 80000 bytes "
-                                            "in fp32 (backward, train.py:31), got all_reduce (sum) "
-                                            "of 80000 bytes in int32"));
+  const auto is_instead_of_the_fifth = [](const char* got) {
+    return FindingIs(FindingId::kCallsOfRanksDiffer,
+                     {{"call", 5},
+                      {"calls", 6},
+                      {"must", "all_reduce (sum) of 80000 bytes in fp32 (backward, train.py:31)"},
+                      {"got", std::string(got) + " (backward, train.py:31)"}});
+  };
+  EXPECT_THAT(dtype.front(), is_instead_of_the_fifth("all_reduce (sum) of 80000 bytes in int32"));
   ASSERT_FALSE(reduction.empty());
-  EXPECT_THAT(reduction.front().what, HasSubstr("got all_reduce (max)"));
+  EXPECT_THAT(reduction.front(),
+              is_instead_of_the_fifth("all_reduce (max) of 80000 bytes in fp32"));
   ASSERT_FALSE(size.empty());
-  EXPECT_THAT(size.front().what, HasSubstr("got all_reduce (sum) of 79996 bytes"));
+  EXPECT_THAT(size.front(), is_instead_of_the_fifth("all_reduce (sum) of 79996 bytes in fp32"));
 }
 
 TEST(JudgeJournals, NameAGradientThatIsReducedInPlaceOfAnotherOne) {
@@ -151,8 +164,11 @@ TEST(JudgeJournals, NameAGradientThatIsReducedInPlaceOfAnotherOne) {
   const JournalVerdict verdict = judged(bundle);
 
   ASSERT_THAT(verdict.findings, SizeIs(1));
-  EXPECT_THAT(verdict.findings.front().what,
-              HasSubstr("gradient of b is reduced 2 times, not 1; gradient of a: never"));
+  EXPECT_THAT(verdict.findings.front(),
+              FindingIs(FindingId::kReducedOtherTimes, {{"tensor", "gradient of b"},
+                                                        {"times", 2},
+                                                        {"usual_times", 1},
+                                                        {"never", std::vector{"gradient of a"}}}));
   EXPECT_THAT(verdict.findings.front().ranks, ElementsAre(1));
 }
 
@@ -172,10 +188,14 @@ TEST(JudgeJournals, NameFiveOfManyGradientsThatARankNeverReduces) {
   const JournalVerdict verdict = judged(bundle);
 
   ASSERT_THAT(verdict.findings, SizeIs(1));
-  EXPECT_THAT(verdict.findings.front().what,
-              HasSubstr("gradient of a is reduced 2 times, not 1; gradient of d0: never; gradient "
-                        "of d1: never; gradient of d2: never; gradient of d3: never; gradient of "
-                        "d4: never; 2 more: never"));
+  EXPECT_THAT(verdict.findings.front(),
+              FindingIs(FindingId::kReducedOtherTimes,
+                        {{"tensor", "gradient of a"},
+                         {"times", 2},
+                         {"usual_times", 1},
+                         {"never", std::vector{"gradient of d0", "gradient of d1", "gradient of d2",
+                                               "gradient of d3", "gradient of d4", "gradient of d5",
+                                               "gradient of d6"}}}));
 }
 
 TEST(JudgeJournals, AllowOneTensorWithANameOnEachRank) {
@@ -194,11 +214,18 @@ TEST(JudgeJournals, NameAStepInWhichAllRanksReduceMore) {
   const JournalVerdict verdict = judged(bundle);
 
   ASSERT_THAT(verdict.findings, SizeIs(1));
-  EXPECT_THAT(verdict.findings.front().what,
-              AllOf(HasSubstr("(step 1): all_reduce (sum) in fp32: 6 calls of 96388 bytes in all, "
-                              "in step 0 5 calls of 92292 bytes in all"),
-                    HasSubstr("is one too many, all_reduce (sum) of 4096 bytes in fp32 (gradient "
-                              "of c")));
+  EXPECT_THAT(verdict.findings.front(),
+              FindingIs(FindingId::kCallsOfStepsDiffer,
+                        {{"op", "all_reduce (sum) in fp32"},
+                         {"calls", 6},
+                         {"bytes", 96388},
+                         {"usual_step", 0},
+                         {"usual_calls", 5},
+                         {"usual_bytes", 92292},
+                         {"got",
+                          "all_reduce (sum) of 4096 bytes in fp32 (gradient of c, "
+                          "backward, train.py:31)"}}));
+  EXPECT_EQ(verdict.findings.front().key.step, 1);
   EXPECT_THAT(verdict.findings.front().ranks, ElementsAre(0, 1));
 }
 
@@ -272,7 +299,8 @@ TEST(JudgeJournals, MustBeThereOnAllRanks) {
   const JournalVerdict verdict = judged(bundle);
 
   ASSERT_THAT(verdict.findings, SizeIs(1));
-  EXPECT_THAT(verdict.findings.front().what, HasSubstr("(step 1): no journal"));
+  EXPECT_THAT(verdict.findings.front(), FindingIs(FindingId::kNoJournal));
+  EXPECT_EQ(verdict.findings.front().key.step, 1);
 }
 
 TEST(JudgeJournals, AreExcusedByWhoeverCompares) {
@@ -326,7 +354,8 @@ TEST(JudgeJournals, OfThousandsOfCallsNameTheFirstDifference) {
   const JournalVerdict verdict = judged(bundle);
 
   ASSERT_THAT(verdict.findings, SizeIs(1));
-  EXPECT_THAT(verdict.findings.front().what, HasSubstr("call 7 of 5006 must be"));
+  EXPECT_THAT(verdict.findings.front(),
+              FindingIs(FindingId::kCallsOfRanksDiffer, {{"call", 7}, {"calls", 5006}}));
 }
 
 TEST(JudgeJournals, AreReadStrictly) {

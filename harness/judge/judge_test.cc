@@ -7,6 +7,7 @@
 #include <algorithm>
 
 #include "harness/judge/judge.h"
+#include "harness/testing/said_matchers.h"
 #include "harness/testing/synthetic.h"
 #include "harness/verdict/verdict.h"
 
@@ -15,7 +16,6 @@ namespace {
 
 using namespace synthetic;
 using testing::ElementsAre;
-using testing::HasSubstr;
 
 /// A tiny step: ids, a weight, an activation split over dp and tp, gradients and the weight after
 /// the step.
@@ -115,7 +115,8 @@ TEST(Judge, AMovementWithinTheResponseConformsAndOneBeyondItDiverges) {
   ASSERT_EQ(verdict.findings.size(), 1U);
   EXPECT_EQ(verdict.findings[0].stage, Stage::kParameterGrad);
   EXPECT_TRUE(verdict.findings[0].confirmed);
-  EXPECT_THAT(verdict.findings[0].evidence, HasSubstr("first on rank 0 at [0, 0]: reference"));
+  EXPECT_THAT(verdict.findings[0],
+              FindingIs(FindingId::kDiffers, {{"rank", 0}, {"index", std::vector{0, 0}}}));
 }
 
 // What a rank adds to a tensor that is judged itself needs no counterpart; a summand of an unknown
@@ -162,7 +163,9 @@ TEST(Judge, AReferenceThatIsNotFiniteIsVacuousAndNamesTheFirstSuchTensor) {
     const Verdict verdict = judged(0);
 
     EXPECT_EQ(verdict.status, Status::kVacuous) << bad;
-    EXPECT_THAT(verdict.reason, HasSubstr("forward at x")) << bad;
+    EXPECT_THAT(verdict.rule,
+                RuleIs(RuleId::kReferenceNotFinite, {{"tensor", "forward at x (step 0)"}}))
+        << bad;
     EXPECT_FALSE(verdict.shows_too_little) << "no emulation makes up for it";
     EXPECT_EQ(judged(0.5).status, Status::kDiverges) << "what is wrong beside it is still said";
   }
@@ -207,7 +210,6 @@ TEST(Judge, TheFirstFindingIsTheFirstInStageOrderWithItsFirstRank) {
   EXPECT_EQ(verdict.findings[2].stage, Stage::kParameterGrad);
   EXPECT_THAT(verdict.findings[2].ranks, ElementsAre(2, 5));
   EXPECT_EQ(verdict.findings[3].stage, Stage::kParameterAfterStep);
-  EXPECT_THAT(verdict.reason, HasSubstr("forward at x"));
 }
 
 TEST(Judge, DataIdsAndWeightsAsReadMustBeEqual) {
@@ -275,7 +277,8 @@ TEST(Judge, ReplicasThatPartWithinTheToleranceStillDiverge) {
 
   ASSERT_EQ(verdict.status, Status::kDiverges);
   EXPECT_EQ(verdict.findings.at(0).stage, Stage::kReplicaDrift);
-  EXPECT_THAT(verdict.findings[0].what, HasSubstr("copies differ over dp"));
+  EXPECT_THAT(verdict.findings[0],
+              FindingIs(FindingId::kCopiesDiffer, {{"axes", std::vector{"dp"}}}));
 }
 
 TEST(Judge, SignedZerosAreEqual) {
@@ -304,7 +307,7 @@ TEST(Judge, ANanNeverConforms) {
 
     ASSERT_EQ(verdict.status, Status::kDiverges);
     EXPECT_THAT(verdict.findings.at(0).ranks, ElementsAre(5));
-    EXPECT_THAT(verdict.findings[0].evidence, HasSubstr("not finite on one side only"));
+    EXPECT_THAT(verdict.findings[0], FindingIs(FindingId::kDiffers, {{"not_finite", 1}}));
   }
 }
 
@@ -316,7 +319,8 @@ TEST(Judge, AMissingRankIsIncomplete) {
   const Verdict verdict = judge(reference, trace, options());
 
   EXPECT_EQ(verdict.status, Status::kIncomplete);
-  EXPECT_THAT(verdict.reason, HasSubstr("missing or doubled: 2"));
+  EXPECT_THAT(verdict.rule, RuleIs(RuleId::kRanksMissing,
+                                   {{"ranks", 5}, {"world_size", 6}, {"missing", std::vector{2}}}));
 }
 
 TEST(Judge, MissingAndExtraTensorsAreAllListedAndDiverge) {
@@ -342,7 +346,8 @@ TEST(Judge, ATensorThatOneRankDidNotRecordDiverges) {
   const Verdict verdict = judge(reference, trace, options());
 
   EXPECT_EQ(verdict.status, Status::kDiverges);
-  EXPECT_THAT(verdict.findings.at(0).what, HasSubstr("was not recorded by rank 4"));
+  EXPECT_THAT(verdict.findings.at(0), FindingIs(FindingId::kMissingOnRanks));
+  EXPECT_THAT(verdict.findings[0].ranks, ElementsAre(4));
 }
 
 TEST(Judge, PartsThatOverlapOrLeaveAGapDiverge) {
@@ -364,8 +369,9 @@ TEST(Judge, PartsThatOverlapOrLeaveAGapDiverge) {
   exact.level = Level::kExact;
 
   EXPECT_EQ(judge(r, with_size(3), exact).status, Status::kConforms);
-  EXPECT_THAT(judge(r, with_size(2), exact).findings.at(0).evidence, HasSubstr("overlap"));
-  EXPECT_THAT(judge(r, with_size(4), exact).findings.at(0).evidence, HasSubstr("gap"));
+  for (const std::int64_t begin : {2, 4})
+    EXPECT_THAT(judge(r, with_size(begin), exact).findings.at(0),
+                FindingIs(FindingId::kPartsDoNotTile));
 }
 
 TEST(Judge, PartialsAreAddedUpBeforeTheyAreCompared) {
@@ -413,7 +419,7 @@ TEST(Judge, AnotherDeclaredGradientScaleDiverges) {
   const Verdict verdict = judge(reference, step_trace(reference), demanded);
 
   EXPECT_EQ(verdict.status, Status::kDiverges);
-  EXPECT_THAT(verdict.findings.at(0).what, HasSubstr("declares a gradient scale"));
+  EXPECT_THAT(verdict.findings.at(0), FindingIs(FindingId::kOtherGradientScale, {{"demanded", 1}}));
 }
 
 TEST(Judge, ComparingNothingIsVacuous) {
@@ -423,11 +429,13 @@ TEST(Judge, ComparingNothingIsVacuous) {
   const Reference all_nan = reference(nan, [&](int) { return nan; });
   const Reference no_responses = reference(whole(Step{}));
 
-  EXPECT_EQ(judge(all_nan, run(MeshShape(), &all_nan, nan), {}).status, Status::kVacuous);
-  EXPECT_EQ(judge(Reference(), run(MeshShape(), nullptr, nan), {}).status, Status::kVacuous);
+  EXPECT_THAT(judge(all_nan, run(MeshShape(), &all_nan, nan), {}).rule,
+              RuleIs(RuleId::kReferenceNotFinite, {{"nans", 2}, {"elements", 2}}));
+  EXPECT_THAT(judge(Reference(), run(MeshShape(), nullptr, nan), {}).rule,
+              RuleIs(RuleId::kReferenceEmpty));
   const Verdict verdict = judge(no_responses, step_trace(no_responses), options());
   EXPECT_EQ(verdict.status, Status::kVacuous);
-  EXPECT_THAT(verdict.reason, HasSubstr("no response"));
+  EXPECT_THAT(verdict.rule, RuleIs(RuleId::kResponseMissing));
 }
 
 TEST(Judge, ATensorBelowItsOwnResponseIsJudgedByAbsoluteError) {

@@ -10,7 +10,6 @@
 #include <set>
 
 #include "core/mesh/mesh_words.h"
-#include "harness/trace/clipped.h"
 #include "harness/trace/collective_calls.h"
 #include "harness/trace/stage.h"
 
@@ -46,8 +45,9 @@ std::set<RecordKey> demanded_gradients(const Reference& reference) {
 bool is_covered(const Reference& reference, const Compared& compared) {
   return std::ranges::all_of(reference.trace().ranks.at(0).records, [&](const Record& record) {
     const RecordKey& key = record.key;
-    return key.kind == RecordKind::kScalar || is_own_repetition(key) || is_collectives(key) ||
-           final_gradient_of(key).has_value() || compared.contains(key);
+    return key.kind == RecordKind::kScalar || is_own_repetition(key) ||
+           role_of(key) == NameRole::kCollectives || role_of(key) == NameRole::kMicroBatch ||
+           compared.contains(key);
   });
 }
 

@@ -19,8 +19,8 @@
 #include "harness/trace/collective_calls.h"
 #include "harness/trace/numbers.h"
 #include "harness/trace/parts.h"
+#include "harness/trace/run_view.h"
 #include "harness/trace/stage.h"
-#include "harness/trace/steps/skipped.h"
 
 namespace isoshard {
 namespace {
@@ -60,17 +60,15 @@ class OwnJudge {
       for (const Record& record : run_.ranks[r].records) {
         if (!is_own_repetition(record.key)) continue;
         ++result_.repetitions;
-        if (!is_read_again(record.key)) recomputed_[record.key.step].insert(record.key);
+        if (role_of(record.key) != NameRole::kReadAgain)
+          recomputed_[record.key.step].insert(record.key);
         if (!repeats(record, indices_[r])) wrong[record.key].push_back(run_.ranks[r].rank);
       }
     }
     for (auto& [key, ranks] : wrong) {
-      const bool is_read = is_read_again(key);
-      add(key,
-          is_read ? "is not the parameter after the step before"
-                  : "is not what forward had the first time",
-          is_read ? "forward reads other values than those that were stepped and recorded"
-                  : "a layer that is computed again for backward must give the same bits",
+      const bool is_read = role_of(key) == NameRole::kReadAgain;
+      add(make_finding(key,
+                       is_read ? FindingId::kReadsOtherParameter : FindingId::kRecomputedOtherwise),
           std::move(ranks));
       if (is_read)
         diagnose_read(result_.findings.back());
@@ -88,7 +86,7 @@ class OwnJudge {
   static std::int64_t count_recomputed(const std::map<RecordKey, std::vector<int>>& wrong,
                                        int step) {
     return std::ranges::count_if(wrong, [step](const auto& entry) {
-      return entry.first.step == step && !is_read_again(entry.first);
+      return entry.first.step == step && role_of(entry.first) != NameRole::kReadAgain;
     });
   }
 
@@ -101,10 +99,12 @@ class OwnJudge {
         const RecordKey& key = record.key;
         if (key.kind == RecordKind::kGrad) steps.insert(key.step);
         if (record.parts.empty()) continue;
-        if (is_read_again(key))
+        if (role_of(key) == NameRole::kReadAgain)
           read[key].insert(rank.rank);
         else if (key.kind == RecordKind::kParam)
-          expected[{key.step + 1, RecordKind::kParam, read_name(key.name), 0}].insert(rank.rank);
+          expected[{key.step + 1, RecordKind::kParam,
+                    to_string(RecordName{key.name, NameRole::kReadAgain}), 0}]
+              .insert(rank.rank);
       }
     }
     for (const auto& [key, ranks] : expected) {
@@ -116,30 +116,24 @@ class OwnJudge {
       std::ranges::set_difference(ranks, readers, std::back_inserter(missing));
       if (missing.empty()) continue;
       const bool is_all = readers.empty();
-      add(key, is_all ? "was recorded by no rank" : "was not recorded by every rank that steps it",
-          "nothing shows what forward read", is_all ? std::vector<int>{} : missing);
+      add(make_finding(key, is_all ? FindingId::kReadsMissing : FindingId::kReadsMissingOnRanks),
+          is_all ? std::vector<int>{} : missing);
     }
   }
 
-  void add(const RecordKey& key, std::string_view problem, std::string evidence,
-           std::vector<int> ranks) {
-    Finding finding;
-    finding.key = key;
-    finding.stage = stage_of(key);
-    finding.what = fmt::format("{}: {}", describe(key), problem);
-    finding.evidence = std::move(evidence);
+  void add(Finding finding, std::vector<int> ranks) {
     finding.ranks = std::move(ranks);
     finding.confirmed = true;
     result_.findings.push_back(std::move(finding));
   }
 
   bool repeats(const Record& record, const Index& own) {
-    if (const std::optional<RecordKey> first = first_draw_of(record.key); first.has_value()) {
-      const auto found = own.find(*first);
+    if (role_of(record.key) == NameRole::kRecomputed) {
+      const auto found = own.find(base_of(record.key));
       return found != own.end() && found->second->dtype == record.dtype &&
              digests_of(*found->second) == digests_of(record);
     }
-    const Digests& stepped = after_step(record.key.step - 1, *parameter_read(record.key));
+    const Digests& stepped = after_step(record.key.step - 1, base_of(record.key).name);
     const Digests read = digests_of(record);
     return std::ranges::all_of(read, [&](const auto& entry) {
       const auto found = stepped.find(entry.first);
@@ -156,7 +150,7 @@ class OwnJudge {
 
   /// Whether the ranks read what the parameter was one step earlier.
   void diagnose_read(Finding& finding) {
-    const std::string parameter = *parameter_read(finding.key);
+    const std::string parameter = base_of(finding.key).name;
     const Digests& earlier = after_step(finding.key.step - 2, parameter);
     for (std::size_t r = 0; r < run_.ranks.size(); ++r) {
       if (!std::ranges::count(finding.ranks, run_.ranks[r].rank)) continue;
@@ -196,8 +190,8 @@ class OwnJudge {
   void judge_collectives() {
     if (!policy_.collectives) {
       const bool any = std::ranges::any_of(run_.ranks, [](const RankTrace& rank) {
-        return std::ranges::any_of(rank.records,
-                                   [](const Record& r) { return is_collectives(r.key); });
+        return std::ranges::any_of(
+            rank.records, [](const Record& r) { return role_of(r.key) == NameRole::kCollectives; });
       });
       if (any)
         result_.collectives = "collectives were recorded and not judged: no table was asked for";
@@ -209,7 +203,7 @@ class OwnJudge {
     for (const AxisDegree& axis : run_.mesh.axes()) axes.insert(axis.axis);
     for (const RankTrace& rank : run_.ranks) {
       for (const Record& record : rank.records) {
-        const bool is_of_calls = is_collectives(record.key);
+        const bool is_of_calls = role_of(record.key) == NameRole::kCollectives;
         if (record.key.kind == RecordKind::kGrad || is_of_calls) steps.insert(record.key.step);
         if (is_of_calls) axes.insert(axis_of_collectives(record.key));
       }
@@ -238,9 +232,8 @@ class OwnJudge {
       if (!expected.empty() && matches_any(policy_.not_recorded, key)) {
         ++allowed_;
       } else if (!expected.empty()) {
-        add(key, "were not recorded",
-            fmt::format("the table has {} calls, first {}", expected.size(),
-                        describe(expected.front().call)),
+        add(make_finding(key, FindingId::kCallsMissing, {},
+                         {{"calls", expected.size()}, {"first", describe(expected.front().call)}}),
             {rank});
         // a rank that records no calls at all may make all of them
         if (has_calls(r, step))
@@ -255,13 +248,17 @@ class OwnJudge {
     const bool is_wrong = std::ranges::any_of(
         record.parts, [](const PartStats& part) { return part.stats.unequal_values != 0; });
     if (is_wrong) {
-      const auto mismatch = words_of(run_.ranks[r], record, expected);
-      add(key,
-          mismatch.has_value() ? mismatch->what
-                               : fmt::format("call {} is not the one in the table",
-                                             record.parts.front().stats.first_unequal + 1),
-          fmt::format("the table has {} calls along {} in this step", expected.size(),
-                      name_of(axis)),
+      const auto mismatch = mismatch_of(run_.ranks[r], record, expected);
+      const FindingId id = mismatch.has_value() ? FindingId::kCallDiffersFromTable
+                                                : FindingId::kUnknownCallDiffersFromTable;
+      NamedValues values = {{"call", record.parts.front().stats.first_unequal + 1}};
+      if (mismatch.has_value())
+        values = {{"call", mismatch->index + 1},
+                  {"calls", mismatch->calls},
+                  {"must", mismatch->must},
+                  {"got", mismatch->got}};
+      add(make_finding(key, id, std::move(values),
+                       {{"table_calls", expected.size()}, {"axis", name_of(axis)}}),
           {rank});
       if (mismatch.has_value() && is_made_again(run_.ranks[r], record, mismatch->index))
         explain(make_cause(CauseId::kCallMadeAgain, {{"call", mismatch->index}}));
@@ -272,7 +269,7 @@ class OwnJudge {
   /// Whether a rank has recorded its calls along some axis of a step.
   bool has_calls(std::size_t r, int step) const {
     return std::ranges::any_of(run_.ranks[r].records, [step](const Record& record) {
-      return record.key.step == step && is_collectives(record.key);
+      return record.key.step == step && role_of(record.key) == NameRole::kCollectives;
     });
   }
 
@@ -284,11 +281,12 @@ class OwnJudge {
            describe(calls[index]) == describe(calls[index - 1]);
   }
 
-  std::optional<CallMismatch> words_of(const RankTrace& rank, const Record& record,
-                                       const std::vector<ExpectedCall>& expected) const {
+  std::optional<CallMismatch> mismatch_of(const RankTrace& rank, const Record& record,
+                                          const std::vector<ExpectedCall>& expected) const {
     if (!record.kept || rank.arena == nullptr) return std::nullopt;
     const HostTensor rows = rank.tensor(record);
-    return first_mismatch(expected, calls_of(rows.bytes), is_skipped_step(rank, record.key.step));
+    return first_mismatch(expected, calls_of(rows.bytes),
+                          RunView(rank).is_skipped(record.key.step));
   }
 
   static constexpr int kLastCall = std::numeric_limits<int>::max();

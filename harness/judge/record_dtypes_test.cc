@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "harness/judge/judge.h"
+#include "harness/testing/is_cause.h"
+#include "harness/testing/said_matchers.h"
 #include "harness/testing/synthetic.h"
 #include "harness/verdict/verdict.h"
 
@@ -58,6 +60,13 @@ DtypeOn always(at::ScalarType dtype) {
   return [dtype](int) { return dtype; };
 }
 
+/// The cause of ranks that have `odd` where the others have the usual dtype.
+testing::Matcher<const Cause&> mixed_dtypes(std::vector<int> ranks, std::string_view odd,
+                                            std::string_view usual) {
+  return IsCause(CauseId::kMixedDtypes,
+                 {{"ranks", ranks}, {"others", std::vector{odd}}, {"usual", usual}});
+}
+
 /// As where autocast is off on the second half of the ranks.
 at::ScalarType half_of_the_ranks(int rank) {
   return rank < 3 ? at::kBFloat16 : at::kFloat;
@@ -76,9 +85,8 @@ TEST(RecordDtypes, ThatDifferBetweenRanksDivergeAlthoughAllNumbersAreEqual) {
   EXPECT_EQ(first.key.name, "a");
   EXPECT_THAT(first.ranks, ElementsAre(3, 4, 5)) << "that do not have the reference's";
   EXPECT_TRUE(first.confirmed);
-  EXPECT_THAT(first.diagnosis,
-              HasSubstr("dtype differs between ranks: fp32 on ranks 3 to 5, bf16 on ranks 0 to 2 "
-                        "(autocast on some ranks only?)"));
+  EXPECT_THAT(first.cause, mixed_dtypes({3, 4, 5}, "fp32", "bf16"));
+  EXPECT_THAT(first.diagnosis, HasSubstr(phrase(PhraseId::kAutocast)));
   EXPECT_EQ(verdict.tensors.at(0).stats.unequal_values, 0) << "values are compared all the same";
   EXPECT_FALSE(verdict.tensors.at(0).within);
   EXPECT_THAT(verdict.notes, ElementsAre(HasSubstr("2 of 2 tensors have another dtype")));
@@ -102,7 +110,7 @@ TEST(RecordDtypes, ThatDifferAreFoundInEveryKindOfRecord) {
       const std::string what = std::string(name_of(kind)) + " " + at::toString(odd);
       ASSERT_EQ(verdict.status, Status::kDiverges) << what;
       EXPECT_THAT(verdict.findings[0].ranks, ElementsAre(4)) << what;
-      EXPECT_THAT(verdict.findings[0].diagnosis, HasSubstr("dtype differs between ranks")) << what;
+      EXPECT_THAT(verdict.findings[0].cause, IsCause(CauseId::kMixedDtypes)) << what;
       EXPECT_EQ(clean.status, Status::kConforms) << what << clean.reason;
       EXPECT_THAT(clean.notes, IsEmpty()) << what;
     }
@@ -141,7 +149,7 @@ TEST(RecordDtypes, OfSummandsThatDifferAreOneFinding) {
 
   ASSERT_EQ(verdict.status, Status::kDiverges);
   ASSERT_EQ(verdict.findings.size(), 1U) << "that they cannot be added says no more";
-  EXPECT_THAT(verdict.findings[0].diagnosis, HasSubstr("dtype differs between ranks"));
+  EXPECT_THAT(verdict.findings[0].cause, mixed_dtypes({0, 1, 2}, "bf16", "fp32"));
   EXPECT_EQ(clean.status, Status::kConforms) << clean.reason;
 }
 
@@ -159,8 +167,8 @@ TEST(RecordDtypes, OfCopiesThatDifferAreOneFinding) {
 
   ASSERT_EQ(verdict.status, Status::kDiverges);
   ASSERT_EQ(verdict.findings.size(), 1U);
-  EXPECT_THAT(verdict.findings[0].diagnosis,
-              AllOf(HasSubstr("bf16 on ranks 0 to 2"), HasSubstr("cast on some ranks only")));
+  EXPECT_THAT(verdict.findings[0].cause, mixed_dtypes({0, 1, 2}, "bf16", "fp32"));
+  EXPECT_THAT(verdict.findings[0].diagnosis, HasSubstr(phrase(PhraseId::kModelCast)));
 }
 
 TEST(RecordDtypes, DoNotHideThatValuesAreWrongToo) {
@@ -204,7 +212,7 @@ TEST(RecordDtypes, OfGradientsThatOverflowAreHeldToTheSame) {
 
   EXPECT_EQ(clean.status, Status::kConforms) << clean.reason;
   ASSERT_EQ(verdict.status, Status::kDiverges);
-  EXPECT_THAT(verdict.findings[0].what, HasSubstr("has another dtype"));
+  EXPECT_THAT(verdict.findings[0], FindingIs(FindingId::kDtypesOfRanksDiffer));
 }
 
 TEST(RecordDtypes, ThatAreNotTheReferencesOnAnyRankAreNoted) {

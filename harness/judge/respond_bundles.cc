@@ -27,9 +27,11 @@ void require_perturbed(const SavedRun& trusted, const SavedRun& perturbed,
   if (const std::vector<std::string> lines =
           differing_settings(trusted.settings, perturbed.settings, BatchFileOf::kEither);
       !lines.empty())
-    throw UsageError(
-        fmt::format("{}: a perturbed run must have the reference's settings, got\n  {}",
-                    perturbed.manifest.string(), fmt::join(lines, "\n  ")));
+    throw Refused<UsageError>(
+        perturbed.manifest,
+        said(RuleId::kPerturbedSettingsDiffer,
+             {{"settings", lines},
+              NamedValue::words("differences", fmt::format("{}", fmt::join(lines, "\n  ")))}));
   const RankTrace& rank = run.ranks.at(0);
   std::set<RecordKey> recorded;
   const int first_step = rank.records.empty() ? 0 : rank.records.front().key.step;
@@ -45,38 +47,28 @@ void require_perturbed(const SavedRun& trusted, const SavedRun& perturbed,
     const bool is_given =
         record.key.kind == RecordKind::kDataId || record.key.kind == RecordKind::kMask;
     if (is_given && stats.unequal_values > 0)
-      perturbed.refuse(
-          fmt::format("a perturbed run must read the reference's data and masks, got another {}; "
-                      "draw them by a "
-                      "fixed seed",
-                      describe(record.key)));
+      perturbed.refuse(RuleId::kPerturbedDataDiffer, {{"tensor", describe(record.key)}});
     // zeros move to the smallest subnormal number
     const double allowed = most * std::sqrt(stats.sum_sq_reference) +
                            least_positive(coarsest) * std::sqrt(static_cast<double>(stats.numel));
     if (is_initial && std::sqrt(stats.sum_sq_diff) > allowed)
-      perturbed.refuse(fmt::format(
-          "weights must be moved by one ulp (a relative error of {:.3g} in {}), got {:.3g} in {}",
-          most, name_of(coarsest), stats.relative_error(), describe(record.key)));
+      perturbed.refuse(RuleId::kPerturbedTooFar, {{"allowed", most},
+                                                  {"dtype", name_of(coarsest)},
+                                                  {"moved", stats.relative_error()},
+                                                  {"tensor", describe(record.key)}});
   }
   for (const Record& record : reference.trace().ranks.at(0).records) {
     if (!recorded.contains(record.key))
-      perturbed.refuse(
-          fmt::format("a perturbed run must record what the reference records, got no "
-                      "{}",
-                      describe(record.key)));
+      perturbed.refuse(RuleId::kPerturbedRecordMissing, {{"tensor", describe(record.key)}});
   }
-  if (!has_moved)
-    perturbed.refuse(
-        "a perturbed run must begin with weights that are moved by one ulp, got the reference's");
+  if (!has_moved) perturbed.refuse(RuleId::kNotPerturbed);
 }
 
 void require_statistics_of_all(const SavedRun& perturbed) {
   for (const Record& record : perturbed.bundle.trace.ranks.at(0).records) {
     if (!record.compared)
-      perturbed.refuse(fmt::format(
-          "a perturbed run must have the statistics of all its records or all its tensors, got a "
-          "tensor of {} beside statistics",
-          describe(record.key)));
+      perturbed.refuse(RuleId::kPerturbedTensorBesideStatistics,
+                       {{"tensor", describe(record.key)}});
   }
 }
 
@@ -86,7 +78,7 @@ Trace compared_run(const SavedRun& trusted, SavedRun& perturbed, const Reference
   if (has_statistics(perturbed.bundle.trace)) {
     require_compared_with(trusted, perturbed);
     if (perturbed.bundle.trace.mesh.world_size() > 1)
-      perturbed.refuse("a perturbed run that compares while it runs must be one process");
+      perturbed.refuse(RuleId::kPerturbedOnSeveralRanks);
     require_statistics_of_all(perturbed);
     return perturbed.bundle.trace;
   }

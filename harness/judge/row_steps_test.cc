@@ -7,6 +7,7 @@
 #include <functional>
 
 #include "harness/judge/judge.h"
+#include "harness/testing/said_matchers.h"
 #include "harness/testing/synthetic.h"
 #include "harness/trace/masked_steps.h"
 #include "harness/verdict/verdict.h"
@@ -15,7 +16,6 @@ namespace isoshard {
 namespace {
 
 using namespace synthetic;
-using testing::HasSubstr;
 
 constexpr std::int64_t kTableRows = 1000, kTableWidth = 16;
 constexpr std::int64_t kUnread = 900;  ///< rows from this one on are unread
@@ -95,8 +95,8 @@ TEST(RowSteps, ThatAreNotMadeOrMadeTwiceAreSeenInOneRow) {
       ASSERT_EQ(verdict.status, Status::kDiverges) << factor << " " << mask << verdict.reason;
       const Finding& first = verdict.findings.front();
       EXPECT_EQ(first.key, (RecordKey{0, RecordKind::kParam, "table.weight", 1}));
-      EXPECT_THAT(first.what, HasSubstr("has rows that did not make their step"));
-      EXPECT_THAT(first.evidence, HasSubstr("first on rank 0 at [70, "));
+      EXPECT_THAT(first, FindingIs(FindingId::kRowWithoutStep, {{"rank", 0}}));
+      EXPECT_EQ(numbers_of(first.measured, "index").at(0), 70);
       EXPECT_TRUE(first.confirmed);
     }
   }
@@ -148,7 +148,7 @@ TEST(RowSteps, AreNotDecidedByOneElement) {
   EXPECT_EQ(verdict_of(false).status, Status::kConforms);
   const Verdict verdict = verdict_of(true);
   for (const Finding& finding : verdict.findings)
-    EXPECT_EQ(finding.what.find("rows that did not make"), std::string::npos) << finding.what;
+    EXPECT_NE(finding.id, FindingId::kRowWithoutStep) << finding.what;
 }
 
 // Where a gradient is noise, so is the sign of its step.
@@ -160,7 +160,7 @@ TEST(RowSteps, OfRowsThatNoTokenReadAreNone) {
   const Verdict gradient = sgd_verdict({.unread_gradient = 1e-3});
   ASSERT_EQ(gradient.status, Status::kDiverges) << gradient.reason;
   EXPECT_EQ(gradient.findings.front().key.kind, RecordKind::kGrad);
-  EXPECT_THAT(gradient.findings.front().what, HasSubstr("where no gradient is"));
+  EXPECT_THAT(gradient.findings.front(), FindingIs(FindingId::kUntouchedElementMoved));
 
   const Verdict weight = sgd_verdict({.unread_weight = 0.02});
   ASSERT_EQ(weight.status, Status::kDiverges) << weight.reason;

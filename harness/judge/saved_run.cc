@@ -2,8 +2,6 @@
 /// Reading a run, and putting a trusted one together.
 #include "harness/judge/saved_run.h"
 
-#include <fmt/format.h>
-
 #include <optional>
 #include <utility>
 
@@ -21,8 +19,8 @@ SavedRun::SavedRun(std::filesystem::path folder, Unsealed unsealed)
       bundle(read_bundle(manifest.parent_path(), unsealed)),
       settings(parse_run_settings(bundle.settings, manifest)) {}
 
-void SavedRun::refuse(std::string_view what) const {
-  throw FileError(fmt::format("{}: {}", manifest.string(), what));
+void SavedRun::refuse(RuleId id, NamedValues values) const {
+  isoshard::refuse(manifest, id, std::move(values));
 }
 
 Dtype coarsest_dtype(const RunSettings& settings, const Trace& trace) {
@@ -54,26 +52,20 @@ bool masks_small_gradients(const RunSettings& settings) {
 Reference reference_of(SavedRun& trusted) {
   Trace& trace = trusted.bundle.trace;
   if (!trusted.bundle.inferred.empty())
-    trusted.refuse(
-        fmt::format("a trusted run must say where its tensors lie, got the layout "
-                    "\"infer\" of {}",
-                    describe(*trusted.bundle.inferred.begin())));
+    trusted.refuse(RuleId::kTrustedLayoutInferred,
+                   {{"tensor", describe(*trusted.bundle.inferred.begin())}});
   require_kept(trace, trusted.manifest);
-  if (has_statistics(trace))
-    trusted.refuse(
-        "a trusted run must hold its tensors, got statistics of them (keep=\"what_differs\")");
+  if (has_statistics(trace)) trusted.refuse(RuleId::kTrustedStatistics);
   if (trace.mesh.world_size() > 1) {
     if (const std::optional<UnequalCopies> found = find_unequal_copies(trace)) {
-      trusted.refuse(fmt::format(
-          "the trusted run's ranks {} and {} must hold equal copies of {}, got different "
-          "ones; it can be no reference",
-          found->first_rank, found->second_rank, describe(found->key)));
+      trusted.refuse(RuleId::kTrustedCopiesDiffer, {{"first_rank", found->first_rank},
+                                                    {"second_rank", found->second_rank},
+                                                    {"tensor", describe(found->key)}});
     }
     try {
       trace = assembled(trace);
     } catch (const MeshError& error) {
-      trusted.refuse(
-          fmt::format("the trusted run's parts must make whole tensors; {}", error.what()));
+      trusted.refuse(RuleId::kTrustedPartsDoNotTile, {{"problem", error.what()}});
     }
   }
   return Reference(std::move(trace));

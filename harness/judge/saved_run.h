@@ -2,10 +2,10 @@
 /// A run on disk, and what the trusted side's word for it is.
 #pragma once
 #include <filesystem>
-#include <string_view>
 
 #include "harness/bundle/bundle.h"
 #include "harness/bundle/run_settings.h"
+#include "harness/ids/rule.h"
 #include "harness/trace/judge_policy.h"
 
 namespace isoshard {
@@ -15,8 +15,8 @@ struct SavedRun {
   /// Errors   as read_bundle and parse_run_settings.
   SavedRun(std::filesystem::path folder, Unsealed unsealed);
 
-  /// Errors   FileError, always: "FOLDER/manifest.json: WHAT".
-  [[noreturn]] void refuse(std::string_view what) const;
+  /// Errors   FileError, always: "FOLDER/manifest.json: TEXT".
+  [[noreturn]] void refuse(RuleId id, NamedValues values = {}) const;
 
   std::filesystem::path manifest;
   Bundle bundle;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "harness/judge/judge.h"
+#include "harness/testing/said_matchers.h"
 #include "harness/testing/synthetic.h"
 #include "harness/verdict/verdict.h"
 
@@ -124,7 +125,7 @@ TEST(SkippedSteps, MustHaveEqualCopies) {
       const Verdict verdict = with_copies(mesh, bad, is_sum);
 
       ASSERT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
-      EXPECT_THAT(verdict.findings.front().what, HasSubstr("copies differ"));
+      EXPECT_THAT(verdict.findings.front(), FindingIs(FindingId::kCopiesOfSkippedStepDiffer));
       EXPECT_THAT(verdict.findings.front().ranks, ElementsAre(3));
     }
   }
@@ -182,7 +183,7 @@ TEST(SkippedSteps, AreFiniteFarFromOverflow) {
 
     ASSERT_EQ(verdict.status, Status::kDiverges) << name << ": " << verdict.reason;
     EXPECT_EQ(verdict.findings.front().key.name, name);
-    EXPECT_THAT(verdict.findings.front().what, HasSubstr("is not finite far from overflow"));
+    EXPECT_THAT(verdict.findings.front(), FindingIs(FindingId::kNotFinite));
     EXPECT_THAT(verdict.findings.front().ranks, ElementsAre(0, 1));
   }
 }
@@ -274,7 +275,8 @@ TEST(SkippedSteps, ActivationGradientsDeclareTheScale) {
   const Verdict verdict = verdict_of({}, {.declared = 1});
 
   ASSERT_EQ(verdict.status, Status::kDiverges);
-  EXPECT_THAT(verdict.findings.front().evidence, HasSubstr("declared 1 on rank 0, demanded 8"));
+  EXPECT_THAT(verdict.findings.front(), FindingIs(FindingId::kOtherGradientScale,
+                                                  {{"declared", 1}, {"rank", 0}, {"demanded", 8}}));
 }
 
 /// Two ranks with steps of their own, judged by what the legal run `legal` moves.
@@ -302,9 +304,12 @@ TEST(PartingSteps, AreThoseThatLegalRunsSkipOrNot) {
        {std::pair{kFinite, kOverflows}, std::pair{kOverflows, kFinite}}) {
     const Verdict parted = parted_verdict(expected, other, other, other);
     EXPECT_EQ(parted.status, Status::kVacuous) << parted.reason;
-    EXPECT_THAT(parted.reason, HasSubstr("of the 2 gradients of step 0 are not finite in the run"));
-    EXPECT_THAT(parted.reason, HasSubstr(other.found_inf == 0 ? "0 of the 2" : "2 of the 2"));
-    EXPECT_THAT(parted.reason, HasSubstr(other.found_inf == 0 ? "2 in the ref" : "0 in the ref"));
+    const bool is_run_finite = other.found_inf == 0;
+    EXPECT_THAT(parted.rule,
+                RuleIs(RuleId::kOverflowParts, {{"gradients", 2},
+                                                {"step", 0},
+                                                {"run", is_run_finite ? 0 : 2},
+                                                {"reference", is_run_finite ? 2 : 0}}));
     EXPECT_FALSE(parted.shows_too_little) << "no step holds an emulation to the plain run";
     EXPECT_EQ(parted_verdict(expected, expected, other, other).status, Status::kDiverges)
         << "no legal run does that";

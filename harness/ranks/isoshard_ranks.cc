@@ -20,10 +20,10 @@
 #include "harness/bundle/bundle_json.h"
 #include "harness/bundle/compared_json.h"
 #include "harness/judge/saved_run.h"
-#include "harness/trace/clipped.h"
 #include "harness/trace/parts.h"
 #include "harness/trace/record_writer.h"
 #include "harness/trace/sampled.h"
+#include "harness/trace/wanted_record.h"
 
 using isoshard::Record;
 using isoshard::RecordKind;

@@ -171,8 +171,7 @@ TEST_F(RecorderOnDevice, LeavesThereWhatTheReferenceHasToo) {
 TEST_F(RecorderOnDevice, LeavesThereWhatRepeatsAnEqualRecord) {
   Recorded again = of_kind(RecordKind::kActivation, "x", layout_of({48, 60}), whole());
   again.where.recomputed = true;
-  Recorded read =
-      of_kind(RecordKind::kParam, read_name("x"), cut(1), (whole() + 1).narrow(1, 20, 20));
+  Recorded read = of_kind(RecordKind::kParam, "x.read", cut(1), (whole() + 1).narrow(1, 20, 20));
   read.step = 1;
   Recorded mask = of_kind(RecordKind::kMask, "m", layout_of({48, 60}), whole().gt(0));
   mask.where.recomputed = true;

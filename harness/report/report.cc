@@ -62,6 +62,8 @@ void set_failure_of(Item& item, const std::exception& error) {
 
 void set_failure(ReportCase& item, const std::exception& error) {
   item.verdict.reset();
+  const Rule* const rule = rule_of(error);
+  item.rule = rule == nullptr ? Rule() : *rule;
   set_failure_of(item, error);
 }
 

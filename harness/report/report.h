@@ -17,6 +17,9 @@
 
 namespace isoshard {
 
+/// The schema of report.json, and of each verdict in it. Readers refuse others.
+inline constexpr int kReportSchema = 2;
+
 /// One action of a pipeline's schedule, as it would run with equal stages.
 struct ReportAction {
   int rank = 0;               ///< of the pp axis
@@ -61,6 +64,7 @@ struct ReportCase {
   std::optional<Verdict> verdict = {};     ///< empty: the run could not be judged
   std::string failure = {};                ///< why it could not be judged; empty with a verdict
   int failure_code = kExitInfrastructure;  ///< the exit code that the failure has
+  Rule rule = {};                          ///< by which an input was refused; none with a verdict
   /// What the verdict was made against: "plain", "emulated" or "both"; empty for two bundles.
   std::string against = {};
   std::string fault = {};  ///< the id of the injected fault; empty: none

@@ -7,6 +7,9 @@
 #include <cmath>
 #include <limits>
 
+#include "core/observe/layer_name.h"
+#include "core/observe/record_name.h"
+
 namespace isoshard {
 namespace {
 
@@ -20,26 +23,15 @@ bool is_more(double a, double b) noexcept {
   return !std::isnan(b) && !(a <= b);
 }
 
-bool is_number(std::string_view word) {
-  return !word.empty() &&
-         std::all_of(word.begin(), word.end(), [](char c) { return c >= '0' && c <= '9'; });
-}
-
 /// What follows the layer's number; nothing at all for a module outside the layers.
 std::optional<std::vector<std::string_view>> words_in_layer(std::string_view name) {
+  if (!layer_in(name).has_value()) return std::nullopt;
   std::vector<std::string_view> words;
-  bool in_layer = false;
-  while (!name.empty()) {
-    const auto dot = name.find('.');
-    const std::string_view word = name.substr(0, dot);
-    name = dot == std::string_view::npos ? std::string_view() : name.substr(dot + 1);
-    if (in_layer) {
-      words.push_back(word);
-    } else {
-      in_layer = is_number(word);
-    }
+  for (std::string_view rest = within_layer(name); !rest.empty();) {
+    const auto dot = rest.find('.');
+    words.push_back(rest.substr(0, dot));
+    rest = dot == std::string_view::npos ? std::string_view() : rest.substr(dot + 1);
   }
-  if (!in_layer) return std::nullopt;
   return words;
 }
 
@@ -129,7 +121,7 @@ const TableColumn* ComparisonTables::find(std::string_view name) const noexcept 
 }
 
 bool is_listed_module(std::string_view name) {
-  if (name.ends_with(".partial")) return false;
+  if (parse_record_name(RecordKind::kActivation, name).role == NameRole::kSummand) return false;
   const auto words = words_in_layer(name);
   if (!words.has_value() || words->empty()) return true;
   const std::string_view last = words->back();

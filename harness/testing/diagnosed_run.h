@@ -16,15 +16,15 @@ namespace isoshard::causes_testing {
 inline const MeshShape kMesh({{Axis::kDp, 2}, {Axis::kTp, 3}});
 inline constexpr int kTp = 3;
 
-/// The first finding's diagnosis; the run must diverge from the right one.
-inline std::string diagnosis_of(const synthetic::Body& right, const synthetic::Body& wrong,
-                                JudgePolicy options = {}) {
+/// The first finding's cause; the run must diverge from the right one.
+inline Cause cause_of(const synthetic::Body& right, const synthetic::Body& wrong,
+                      JudgePolicy options = {}) {
   const Reference r = synthetic::reference(right);
   const Trace trace = synthetic::run(kMesh, &r, wrong);
   options.rtol = 1e-6;
   const Verdict verdict = judge(r, trace, options);
   EXPECT_EQ(verdict.status, Status::kDiverges) << verdict.reason;
-  return verdict.findings.empty() ? "no finding" : verdict.findings[0].diagnosis;
+  return verdict.findings.at(0).cause;
 }
 
 /// What the ranks of a run make of the right value, by their places on dp and on tp.
@@ -37,15 +37,15 @@ inline at::Tensor changed(const RankChange& change, const at::Tensor& value, int
 }
 
 /// One tensor that all ranks hold.
-inline std::string diagnosis_of_one(RecordKind kind, const at::Tensor& value,
-                                    const RankChange& change, const std::string& name = "m.x") {
+inline Cause cause_of_one(RecordKind kind, const at::Tensor& value, const RankChange& change,
+                          const std::string& name = "m.x") {
   const auto body = [&](bool whole) {
     return synthetic::Body([=](Sink& sink, int rank) {
       sink.on_record(synthetic::site(kind, name, synthetic::layout_of(value.sizes().vec())),
                      changed(change, value, rank, whole));
     });
   };
-  return diagnosis_of(body(true), body(false));
+  return cause_of(body(true), body(false));
 }
 
 inline void set_first(at::Tensor& tensor, double value) {

@@ -13,7 +13,6 @@
 namespace isoshard {
 namespace {
 
-constexpr std::string_view kPrefix = "collectives.";
 constexpr std::size_t kColumns = 6;
 
 bool is_alike(const CollectiveCall& a, const CollectiveCall& b) {
@@ -37,16 +36,13 @@ Enum checked(std::int64_t number, Enum last) {
 }  // namespace
 
 std::string collectives_name(Axis axis, int rank) {
-  return fmt::format("{}{}.rank{}", kPrefix, name_of(axis), rank);
-}
-
-bool is_collectives(const RecordKey& key) noexcept {
-  return key.kind == RecordKind::kScalar && key.name.starts_with(kPrefix);
+  const std::string of_rank = fmt::format("{}.rank{}", name_of(axis), rank);
+  return to_string(RecordName{of_rank, NameRole::kCollectives});
 }
 
 Axis axis_of_collectives(const RecordKey& key) {
-  const std::string name = key.name.substr(kPrefix.size());
-  return parse_axis(name.substr(0, name.find('.')));
+  const std::string_view of_rank = parsed(key).base;
+  return parse_axis(std::string(of_rank.substr(0, of_rank.find('.'))));
 }
 
 std::vector<std::int64_t> rows_of(std::span<const CollectiveCall> calls) {
@@ -96,9 +92,7 @@ std::optional<CallMismatch> first_mismatch(std::span<const ExpectedCall> expecte
   const auto made = [&](const ExpectedCall& e) { return !(e.only_if_stepped && is_skipped); };
   const auto total = std::count_if(expected.begin(), expected.end(), made);
   const auto mismatch = [&](std::size_t index, const std::string& must, const std::string& got) {
-    return CallMismatch{index,
-                        fmt::format("call {} of {} must be {}, got {}", index + 1,
-                                    std::max<std::size_t>(actual.size(), index + 1), must, got)};
+    return CallMismatch{index, std::max(actual.size(), index + 1), must, got};
   };
   std::size_t next = 0;
   std::vector<const ExpectedCall*> open;  // of a row in any order, those that have not come yet

@@ -30,10 +30,9 @@ struct ExpectedCall {
 /// that counts.
 using CollectiveTable = std::function<std::vector<ExpectedCall>(int rank, int step, Axis axis)>;
 
-/// The record of a rank's calls in a step on its groups along one axis: kind scalar, int64 [calls,
-/// 6], named "collectives.<axis>.rank<rank>".
+/// The name of the record of a rank's calls in a step on its groups along one axis: a scalar, int64
+/// [calls, 6].
 [[nodiscard]] std::string collectives_name(Axis axis, int rank);
-[[nodiscard]] bool is_collectives(const RecordKey& key) noexcept;
 /// The axis of such a record.
 [[nodiscard]] Axis axis_of_collectives(const RecordKey& key);
 
@@ -49,7 +48,8 @@ using CollectiveTable = std::function<std::vector<ExpectedCall>(int rank, int st
 /// Where calls leave their table.
 struct CallMismatch {
   std::size_t index = 0;  ///< of the first call that is another one, counted from 0
-  std::string what;       ///< "call 8 of 21 must be ..., got ..."
+  std::size_t calls = 0;  ///< how many were made, the wrong one among them
+  std::string must, got;  ///< the calls in words, or what stands in their place
 };
 /// `is_skipped`: the step changed no parameter.
 [[nodiscard]] std::optional<CallMismatch> first_mismatch(std::span<const ExpectedCall> expected,

@@ -8,9 +8,9 @@
 
 #include "harness/stats/stats.h"
 #include "harness/stats/tolerance.h"
-#include "harness/trace/clipped.h"
 #include "harness/trace/numbers.h"
 #include "harness/trace/parts.h"
+#include "harness/trace/run_view.h"
 #include "harness/trace/stage.h"
 
 namespace isoshard {
@@ -21,25 +21,22 @@ constexpr double kUnbounded = std::numeric_limits<double>::infinity();
 constexpr std::int64_t kTellingRow = 8;
 constexpr std::string_view kIds = "input_ids";
 
-std::optional<double> scalar_of(const Reference& reference, int step, std::string name) {
-  const RecordKey key{step, RecordKind::kScalar, std::move(name), 0};
-  const Record* record = reference.find(key);
-  if (record == nullptr || numel_of(record->layout.global_shape) < 1) return std::nullopt;
-  return value_at(reference.bytes(*record), record->dtype, 0);
+bool is_skipped_step(const Reference& reference, int step) {
+  return RunView(reference).first_element(step, NameRole::kFoundInf).value_or(0) != 0;
 }
 
 bool records_rates(const Reference& reference) {
   return std::ranges::any_of(reference.trace().ranks[0].records, [](const Record& record) {
-    return record.key.kind == RecordKind::kScalar && record.key.name == "learning_rate";
+    return role_of(record.key) == NameRole::kLearningRate;
   });
 }
 
-/// The parameter whose state a record holds: "w" of "w.exp_avg"; of a gradient its own name.
+/// The parameter whose state a record holds: "w" of the state of w; of a gradient its own name.
 std::string parameter_of(const RecordKey& key) {
   // What is 0 at the end of a step was 0 between its micro-batches. The converse is not so.
-  if (const std::optional<RecordKey> final = final_gradient_of(key)) return final->name;
-  if (key.kind != RecordKind::kOptimizer) return key.name;
-  return key.name.substr(0, key.name.rfind('.'));
+  const RecordName name = parsed(key);
+  const bool is_of_base = name.role == NameRole::kMicroBatch || key.kind == RecordKind::kOptimizer;
+  return is_of_base ? std::string(name.base) : key.name;
 }
 
 /// What the reference began with: the parameter as read, or, where it was resumed, the first
@@ -100,16 +97,18 @@ StepLimit step_limit(const Reference& reference, const JudgePolicy& policy, cons
   StepLimit limit;
   int updates = 0;
   for (int step = 0; step <= key.step; ++step) {
-    const std::optional<double> recorded = scalar_of(reference, step, "learning_rate");
+    const std::optional<double> recorded =
+        RunView(reference).first_element(step, NameRole::kLearningRate);
     // a run that was resumed did not make the steps before
     if (has_rates && !recorded.has_value()) {
       ++updates;
       continue;
     }
-    if (scalar_of(reference, step, "found_inf").value_or(0) != 0) continue;
+    if (is_skipped_step(reference, step)) continue;
     const double rate = recorded.value_or(rule.learning_rate);
     ++updates;
-    const Record* squares = reference.find({step, RecordKind::kOptimizer, name + ".exp_avg_sq", 0});
+    const Record* squares = RunView(reference).value(step, RecordKind::kOptimizer,
+                                                     {name, NameRole::kState, "exp_avg_sq"});
     const Dtype state = squares == nullptr ? policy.coarsest : squares->dtype;
     // Eight roundings on the way of a step, two more of each moment in every update.
     const double rounded = 1 + 8 * (updates + 1) * unit_roundoff(state);
@@ -213,7 +212,7 @@ std::vector<std::uint8_t> MaskedSteps::surely_moved(const Record& record) const 
     moved[i] = end > begin ? kUp : end < begin ? kDown : kNo;
   }
   for (int step = 0; step <= key.step; ++step) {
-    if (scalar_of(*reference_, step, "found_inf").value_or(0) != 0) continue;
+    if (is_skipped_step(*reference_, step)) continue;
     const RecordKey gradient_key{step, RecordKind::kGrad, std::string(stepped_parameter(key)), 0};
     const Record* const gradient = reference_->find(gradient_key);
     const Response* const response = reference_->response(gradient_key);
@@ -261,8 +260,10 @@ void MaskedSteps::add_reads(int step) {
 
 bool MaskedSteps::has_moments(const std::string& parameter, int step, std::size_t row,
                               std::int64_t row_size) const {
-  for (const char* const state : {".exp_avg", ".exp_avg_sq", ".momentum_buffer"}) {
-    const Record* moment = reference_->find({step, RecordKind::kOptimizer, parameter + state, 0});
+  for (const std::string_view state : {"exp_avg", "exp_avg_sq", "momentum_buffer"}) {
+    const Record* moment =
+        RunView(*reference_)
+            .value(step, RecordKind::kOptimizer, {parameter, NameRole::kState, state});
     if (moment == nullptr) continue;
     const std::int64_t first = static_cast<std::int64_t>(row) * row_size;
     if (first + row_size > numel_of(moment->layout.global_shape) ||

@@ -9,12 +9,13 @@
 
 #include "core/base/dtype.h"
 #include "core/mesh/layout.h"
-#include "core/observe/site.h"
+#include "core/observe/record_name.h"
 #include "harness/stats/stats.h"
 
 namespace isoshard {
 
-/// Names a record within a run. Equal on every rank and in the reference.
+/// Names a record within a run. Equal on every rank and in the reference. The name is what stands
+/// on disk and what keys are ordered by; role_of() and parsed() say what it means.
 struct RecordKey {
   int step = 0;
   RecordKind kind = RecordKind::kActivation;
@@ -22,23 +23,28 @@ struct RecordKey {
   int call = 0;  ///< how many times this (step, kind, name) came by before
   auto operator<=>(const RecordKey&) const = default;
 };
-/// Under which a mask or an activation is recorded that backward makes again: "<name>.recomputed".
-[[nodiscard]] std::string recomputed_name(const std::string& name);
-/// Of such a record the key of the first draw's, which it must equal; of every other one none.
-[[nodiscard]] std::optional<RecordKey> first_draw_of(const RecordKey& key);
-/// Under which a parameter is recorded as forward reads it in a later step than the first:
-/// "<parameter>.read".
-[[nodiscard]] std::string read_name(const std::string& parameter);
-[[nodiscard]] bool is_read_again(const RecordKey& key) noexcept;
-/// Of such a record the parameter, whose last record of the step before it must equal.
-[[nodiscard]] std::optional<std::string> parameter_read(const RecordKey& key);
+/// The key's name in parts, which refer to it.
+[[nodiscard]] inline RecordName parsed(const RecordKey& key) noexcept {
+  return parse_record_name(key.kind, key.name);
+}
+RecordName parsed(RecordKey&& key) = delete;
+[[nodiscard]] inline NameRole role_of(const RecordKey& key) noexcept {
+  return parse_record_name(key.kind, key.name).role;
+}
+/// The record that this one belongs to, in the same step and call: the mask that was drawn again,
+/// the gradient before clipping, the output that a summand adds to. A gradient between
+/// micro-batches belongs to the final one, whose call is 0. Any other record belongs to itself.
+[[nodiscard]] RecordKey base_of(const RecordKey& key);
+/// The final gradient of one between micro-batches; any other record itself.
+[[nodiscard]] RecordKey final_of(const RecordKey& key);
+/// The key of a scalar that has a role.
+[[nodiscard]] RecordKey scalar_key(int step, NameRole role);
 /// Whether a record repeats another one of the same run and is judged against that one alone:
 /// parameters read again, activations made again.
-[[nodiscard]] bool is_own_repetition(const RecordKey& key);
-/// Under which the gradient is recorded that the optimizer is given: "<parameter>.clipped".
-[[nodiscard]] std::string clipped_name(const std::string& parameter);
-/// Of such a record the key of the gradient before clipping; of every other one none.
-[[nodiscard]] std::optional<RecordKey> unclipped_of(const RecordKey& key);
+[[nodiscard]] bool is_own_repetition(const RecordKey& key) noexcept;
+/// Whether a record is a clipped gradient or one between micro-batches. The final gradient of the
+/// step carries the same information, so only final ones count in shares and in "would miss".
+[[nodiscard]] bool is_gradient_besides(const RecordKey& key) noexcept;
 /// "gradient of model.norm.weight (step 0)", "forward at model.layers.0.mlp (step 0, call 1)".
 [[nodiscard]] std::string describe(const RecordKey& key);
 

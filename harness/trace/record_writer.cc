@@ -13,12 +13,12 @@
 
 #include "core/base/error.h"
 #include "harness/stats/tolerance.h"
-#include "harness/trace/clipped.h"
 #include "harness/trace/collective_calls.h"
 #include "harness/trace/masked_steps.h"
 #include "harness/trace/numbers.h"
 #include "harness/trace/parts.h"
 #include "harness/trace/stage.h"
+#include "harness/trace/wanted_record.h"
 
 namespace isoshard {
 
@@ -26,9 +26,10 @@ namespace {
 
 /// The record that a repetition is made of, as the reference has it: it repeats nothing.
 std::optional<RecordKey> repeated_by(const RecordKey& key) {
-  if (const std::optional<std::string> parameter = parameter_read(key); parameter.has_value())
-    return RecordKey{key.step - 1, RecordKind::kParam, *parameter, key.step == 1 ? 1 : 0};
-  return first_draw_of(key);
+  const NameRole role = role_of(key);
+  if (role == NameRole::kReadAgain)
+    return RecordKey{key.step - 1, RecordKind::kParam, base_of(key).name, key.step == 1 ? 1 : 0};
+  return role == NameRole::kRecomputed ? std::optional(base_of(key)) : std::nullopt;
 }
 
 }  // namespace
@@ -61,7 +62,8 @@ struct RecordWriter::Impl {
   /// The record that comes next, before anything is known of its values.
   Record next(const Site& site, Dtype dtype, const Shape& shape) const {
     Record record;
-    const std::string name = site.recomputed ? recomputed_name(site.name) : site.name;
+    const std::string name = to_string(
+        RecordName{site.name, site.recomputed ? NameRole::kRecomputed : NameRole::kPlain});
     const auto before = calls.find({step, site.kind, name});
     record.key = {step, site.kind, name, before == calls.end() ? 0 : before->second};
     record.order = static_cast<std::int64_t>(trace.records.size());
@@ -93,7 +95,7 @@ struct RecordWriter::Impl {
   void write(const Site& site, const HostTensor& value) {
     Record& record = trace.records.emplace_back(next(site, value.dtype, value.shape));
     ++calls[{step, site.kind, record.key.name}];
-    if (is_overflow_flag(record.key)) is_skipped = is_nonzero(value);
+    if (role_of(record.key) == NameRole::kFoundInf) is_skipped = is_nonzero(value);
     const bool is_compared = options.reference != nullptr && !is_own_repetition(record.key);
     std::optional<WantedRecord> wanted;
     if (is_compared) wanted = wanted_of(*options.reference, record.key, options.policy);
@@ -101,7 +103,7 @@ struct RecordWriter::Impl {
       wanted.reset();
     const WantedRecord* reference = wanted.has_value() ? &*wanted : nullptr;
     measure(record, reference, value.bytes.data());
-    if (is_collectives(record.key)) count_wrong_calls(record, value);
+    if (role_of(record.key) == NameRole::kCollectives) count_wrong_calls(record, value);
     record.kept = should_keep(record, reference);
     if (record.kept && !options.decides_only) {
       record.bytes = static_cast<std::int64_t>(value.bytes.size());
@@ -144,7 +146,7 @@ struct RecordWriter::Impl {
       max_abs = std::max(max_abs, part.stats.max_abs);
     }
     if (is_compared && record.key.kind == RecordKind::kGrad &&
-        !unclipped_of(record.key).has_value())
+        role_of(record.key) != NameRole::kClipped)
       own_max_abs[record.key] = max_abs;
   }
 

@@ -10,6 +10,7 @@
 
 #include "core/base/error.h"
 #include "harness/trace/numbers.h"
+#include "harness/trace/run_view.h"
 #include "harness/trace/stage.h"
 
 namespace isoshard {
@@ -65,7 +66,8 @@ const Trace& Reference::trace() const noexcept {
 
 const Record* Reference::find(const RecordKey& key) const {
   if (impl_ == nullptr) return nullptr;
-  const auto found = impl_->index.find(first_draw_of(key).value_or(key));
+  const auto found = role_of(key) == NameRole::kRecomputed ? impl_->index.find(base_of(key))
+                                                           : impl_->index.find(key);
   return found == impl_->index.end() ? nullptr : found->second;
 }
 
@@ -149,7 +151,7 @@ std::optional<int> Reference::parting_step(const Trace& run) const {
   std::set<int> steps;
   std::optional<std::set<int>> nonfinite;  // looked for once, and only where there are flags
   for (const Record& record : impl_->trace.ranks[0].records) {
-    if (!is_overflow_flag(record.key)) continue;
+    if (role_of(record.key) != NameRole::kFoundInf) continue;
     if (!nonfinite.has_value()) nonfinite = steps_with_gradients_in(nonfinite_gradients(run));
     if (differs_alike(record, numbers_of(tensor(record.key)), run, *nonfinite))
       steps.insert(record.key.step);
@@ -159,13 +161,12 @@ std::optional<int> Reference::parting_step(const Trace& run) const {
 }
 
 bool Reference::may_part(const Trace& run, int step) const {
-  const RecordKey flag = overflow_flag_of(step);
+  const RecordKey flag = scalar_key(step, NameRole::kFoundInf);
   const Response* const moved = response(flag);
   if (moved != nullptr && moved->absolute_norm > 0) return true;
   if (find(flag) == nullptr || numbers_of(tensor(flag)) != std::vector<double>{0}) return false;
   constexpr double kLargest = 65504, kPieces = 4;
-  const Record* const scale = find({step, RecordKind::kScalar, "loss_scale", 0});
-  const double loss_scale = scale == nullptr ? 1 : numbers_of(tensor(scale->key)).at(0);
+  const double loss_scale = RunView(*this).first_element(step, NameRole::kLossScale).value_or(1);
   const std::set<RecordKey> overflowed = nonfinite_gradients(run);
   for (const Record& record : impl_->trace.ranks[0].records) {
     const RecordKey& key = record.key;
@@ -176,7 +177,8 @@ bool Reference::may_part(const Trace& run, int step) const {
         factor = std::max(factor, std::fabs(own->grad_scale / record.grad_scale));
     }
     // What is stepped with was divided by the scale after it was looked at.
-    if (key.kind == RecordKind::kGrad && !key.name.ends_with(".micro_batch")) factor *= loss_scale;
+    if (key.kind == RecordKind::kGrad && role_of(key) != NameRole::kMicroBatch)
+      factor *= loss_scale;
     const std::vector<double> numbers = numbers_of(tensor(key));
     if (std::any_of(numbers.begin(), numbers.end(), [&](double number) {
           return !(std::fabs(number) * factor < kLargest / kPieces);
@@ -197,7 +199,7 @@ void Reference::add_variant(const Trace& perturbed) {
   for (const RankTrace& rank : perturbed.ranks) {
     for (const Record& record : rank.records) {
       if (!impl_->index.contains(record.key)) continue;
-      const bool is_flag = record.key.step == parting && is_overflow_flag(record.key);
+      const bool is_flag = record.key.step == parting && role_of(record.key) == NameRole::kFoundInf;
       if (parting.has_value() && !is_flag && follows_parting(record.key, *parting)) continue;
       const Stats stats = stats_of(record);
       Response& response = impl_->responses[record.key];

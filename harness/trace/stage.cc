@@ -4,12 +4,7 @@
 
 #include <fmt/format.h>
 
-#include "harness/trace/collective_calls.h"
-
 namespace isoshard {
-namespace {
-constexpr std::string_view kOverflowFlag = "found_inf";
-}
 
 std::string_view name_of(Stage stage) noexcept {
   switch (stage) {
@@ -47,47 +42,56 @@ std::string_view name_of(Stage stage) noexcept {
   return "unknown";
 }
 
+namespace {
+Stage stage_of_scalar(NameRole role) noexcept {
+  switch (role) {
+    case NameRole::kLearningRate:
+    case NameRole::kLossScale:
+      return Stage::kStepSettings;
+    case NameRole::kGradNorm:
+    case NameRole::kFoundInf:
+      return Stage::kGradNorm;
+    case NameRole::kOptimizerSteps:
+    case NameRole::kRngState:
+      return Stage::kProgress;
+    case NameRole::kCollectives:
+      return Stage::kCollectives;
+    default:
+      return is_named_loss(role) ? Stage::kForward : Stage::kLogged;
+  }
+}
+}  // namespace
+
 Stage stage_of(const RecordKey& key) noexcept {
+  const RecordName name = parsed(key);
   switch (key.kind) {
     case RecordKind::kDataId:
-      return key.name == "next_sample_ids" ? Stage::kProgress : Stage::kDataIds;
+      return name == RecordName{"sample_ids", NameRole::kNext} ? Stage::kProgress : Stage::kDataIds;
     case RecordKind::kMask:
       return Stage::kMasks;
     case RecordKind::kParam:
-      return (key.step == 0 && key.call == 0) || is_read_again(key) ? Stage::kParametersRead
-                                                                    : Stage::kParameterAfterStep;
+      return (key.step == 0 && key.call == 0) || name.role == NameRole::kReadAgain
+                 ? Stage::kParametersRead
+                 : Stage::kParameterAfterStep;
     case RecordKind::kActivation:
       return Stage::kForward;
     case RecordKind::kActivationGrad:
       return Stage::kActivationGrad;
     case RecordKind::kGrad:
-      return unclipped_of(key).has_value() ? Stage::kClippedGrad : Stage::kParameterGrad;
+      return name.role == NameRole::kClipped ? Stage::kClippedGrad : Stage::kParameterGrad;
     case RecordKind::kOptimizer:
       return Stage::kOptimizerState;
     case RecordKind::kScalar:
-      break;
+      return stage_of_scalar(name.role);
   }
-  if (key.name == "learning_rate" || key.name == "loss_scale") return Stage::kStepSettings;
-  if (key.name == "grad_norm" || key.name == kOverflowFlag) return Stage::kGradNorm;
-  if (key.name == "optimizer_steps" || key.name == "rng_state") return Stage::kProgress;
-  if (is_collectives(key)) return Stage::kCollectives;
-  return key.name.starts_with("loss") ? Stage::kForward : Stage::kLogged;
-}
-
-RecordKey overflow_flag_of(int step) {
-  return {step, RecordKind::kScalar, std::string(kOverflowFlag), 0};
-}
-
-bool is_overflow_flag(const RecordKey& key) noexcept {
-  return key.kind == RecordKind::kScalar && key.name == kOverflowFlag;
+  return Stage::kLogged;
 }
 
 std::string_view stepped_parameter(const RecordKey& key) noexcept {
-  constexpr std::string_view kMaster = ".master";
-  const std::string_view name = key.name;
-  if (key.kind == RecordKind::kOptimizer && name.ends_with(kMaster))
-    return name.substr(0, name.size() - kMaster.size());
-  return stage_of(key) == Stage::kParameterAfterStep ? name : std::string_view();
+  const RecordName name = parsed(key);
+  if (name.role == NameRole::kMaster) return name.base;
+  return stage_of(key) == Stage::kParameterAfterStep ? std::string_view(key.name)
+                                                     : std::string_view();
 }
 
 bool is_exact(Stage stage) noexcept {
@@ -96,53 +100,41 @@ bool is_exact(Stage stage) noexcept {
          stage == Stage::kCollectives;
 }
 
-namespace {
-constexpr std::string_view kRecomputed = ".recomputed";
-constexpr std::string_view kRead = ".read";
-constexpr std::string_view kClipped = ".clipped";
-
-std::optional<RecordKey> without(std::string_view suffix, const RecordKey& key) {
-  if (!key.name.ends_with(suffix)) return std::nullopt;
-  RecordKey other = key;
-  other.name.resize(key.name.size() - suffix.size());
-  return other;
-}
-}  // namespace
-
-std::string recomputed_name(const std::string& name) {
-  return name + std::string(kRecomputed);
-}
-
-std::optional<RecordKey> first_draw_of(const RecordKey& key) {
-  if (key.kind != RecordKind::kMask && key.kind != RecordKind::kActivation) return std::nullopt;
-  return without(kRecomputed, key);
+RecordKey base_of(const RecordKey& key) {
+  const RecordName name = parsed(key);
+  RecordKey base = key;
+  switch (name.role) {
+    case NameRole::kMicroBatch:
+      base.call = 0;
+      [[fallthrough]];
+    case NameRole::kRecomputed:
+    case NameRole::kReadAgain:
+    case NameRole::kClipped:
+    case NameRole::kSummand:
+      base.name.resize(name.base.size());
+      return base;
+    default:
+      return base;
+  }
 }
 
-std::string read_name(const std::string& parameter) {
-  return parameter + std::string(kRead);
+RecordKey final_of(const RecordKey& key) {
+  return role_of(key) == NameRole::kMicroBatch ? base_of(key) : key;
 }
 
-bool is_read_again(const RecordKey& key) noexcept {
-  return key.kind == RecordKind::kParam && key.name.ends_with(kRead);
+RecordKey scalar_key(int step, NameRole role) {
+  return {step, RecordKind::kScalar, scalar_name(role), 0};
 }
 
-std::optional<std::string> parameter_read(const RecordKey& key) {
-  if (key.kind != RecordKind::kParam) return std::nullopt;
-  const std::optional<RecordKey> stepped = without(kRead, key);
-  return stepped.has_value() ? std::optional(stepped->name) : std::nullopt;
+bool is_own_repetition(const RecordKey& key) noexcept {
+  const NameRole role = role_of(key);
+  return role == NameRole::kReadAgain ||
+         (key.kind == RecordKind::kActivation && role == NameRole::kRecomputed);
 }
 
-bool is_own_repetition(const RecordKey& key) {
-  return is_read_again(key) ||
-         (key.kind == RecordKind::kActivation && first_draw_of(key).has_value());
-}
-
-std::string clipped_name(const std::string& parameter) {
-  return parameter + std::string(kClipped);
-}
-
-std::optional<RecordKey> unclipped_of(const RecordKey& key) {
-  return key.kind == RecordKind::kGrad ? without(kClipped, key) : std::nullopt;
+bool is_gradient_besides(const RecordKey& key) noexcept {
+  const NameRole role = role_of(key);
+  return role == NameRole::kClipped || role == NameRole::kMicroBatch;
 }
 
 std::string subject_of(const RecordKey& key) {

@@ -32,21 +32,16 @@ enum class Stage : std::uint8_t {
 [[nodiscard]] std::string_view name_of(Stage stage) noexcept;
 
 /// The stage of a record's value. A parameter's first record of a run (step 0, call 0) is the
-/// weight as read, and so is "<parameter>.read" of a later step; every other one stands behind a
-/// step. "<parameter>.clipped" is the gradient that is stepped with. The scalars "learning_rate"
-/// and "loss_scale" are set for the step, "optimizer_steps", "rng_state" and "sampler_state" say
-/// how far a run has come, "collectives.*" are what ranks called, "grad_norm" is the norm before
-/// clipping, beside it stands "found_inf", whether gradients were not finite, scalars that begin
-/// with "loss" belong to the forward pass, every other scalar is a logged number. No record has
-/// stage kReplicaDrift: copies do.
+/// weight as read, and so is one that is read again in a later step; every other one stands behind
+/// a step. The clipped gradient is the one that is stepped with. The learning rate and the loss
+/// scale are set for the step, the number of updates, the state of random numbers and the ids of
+/// the next samples say how far a run has come, the norm of gradients is that before clipping,
+/// beside it stands whether they were not finite, losses belong to the forward pass, every other
+/// scalar is a logged number. No record has stage kReplicaDrift: copies do.
 [[nodiscard]] Stage stage_of(const RecordKey& key) noexcept;
 
-/// The scalar "found_inf" of a step: whether gradients were not finite, so that it is skipped.
-[[nodiscard]] RecordKey overflow_flag_of(int step);
-[[nodiscard]] bool is_overflow_flag(const RecordKey& key) noexcept;
-
 /// The parameter whose stepped values a record holds: the parameter after a step itself, or its
-/// master, "<parameter>.master" among the optimizer's state. Empty for any other record.
+/// master among the optimizer's state. Empty for any other record.
 [[nodiscard]] std::string_view stepped_parameter(const RecordKey& key) noexcept;
 
 /// Whether every difference in value is a finding, whatever the tolerance: settings of the step,

@@ -2,13 +2,11 @@
 // The ranks' counts, the first element in words, and the check once more.
 #include "harness/verdict/broken_steps.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <cmath>
 
 #include "harness/trace/masked_steps.h"
 #include "harness/trace/parts.h"
+#include "harness/verdict/parts/first_bad_element.h"
 
 namespace isoshard::detail {
 namespace {
@@ -72,13 +70,20 @@ class Repeated {
   std::optional<double> value_;
 };
 
-std::string coordinates_of(const Shape& shape, std::int64_t index) {
-  Shape coordinates(shape.size());
-  for (std::size_t d = shape.size(); d-- > 0;) {
-    coordinates[d] = index % shape[d];
-    index /= shape[d];
-  }
-  return fmt::format("[{}]", fmt::join(coordinates, ", "));
+/// Adds the element before the step, and how far it may move, where that is known.
+void add_before_step(NamedValues& measured, const Reference& reference, const JudgePolicy& policy,
+                     const Record& wanted, const Record& actual, std::int64_t index) {
+  if (stepped_parameter(wanted.key).empty()) return;
+  const RecordKey read{0, RecordKind::kParam, std::string(stepped_parameter(wanted.key)), 0};
+  const Record* before = reference.find(read);
+  const StepLimit limit = step_limit(reference, policy, wanted.key, actual.dtype);
+  if (before == nullptr || !std::isfinite(limit.fixed)) return;
+  const double old = value_at(reference.bytes(*before), before->dtype, index);
+  measured.insert(
+      measured.end(),
+      {{"before", old}, {"allowed_step", limit.fixed + limit.relative * std::fabs(old)}});
+  measured.push_back(
+      NamedValue::words("before_step", phrase(FindingPhraseId::kBeforeStep, measured)));
 }
 
 }  // namespace
@@ -101,28 +106,16 @@ std::optional<BrokenSteps> broken_steps(const Reference& reference, const Record
   const bool untouched = repeated.is_untouched(index);
   const bool is_of_row = !untouched && repeated.is_of_row(index);
   broken.of_rows = is_of_row;
-  broken.problem = untouched   ? "is not the reference's where no gradient is"
-                   : is_of_row ? "has rows that did not make their step"
-                               : "moved by more than the optimizer's rule allows";
-  broken.evidence = fmt::format(
-      "{} elements, in which the reference's gradient is {}; first on rank {} at {}: reference "
-      "{:.9g}",
-      broken.count,
-      untouched   ? "exactly 0"
-      : is_of_row ? "above its response in every step so far"
-                  : "below its response",
-      first->rank->rank, coordinates_of(wanted.layout.global_shape, index),
-      value_at(reference.bytes(wanted), wanted.dtype, index));
-  if (const std::optional<double> value = repeated.first_value())
-    broken.evidence += fmt::format(", actual {:.9g}", *value / first->record->grad_scale);
-  if (untouched || is_of_row || stepped_parameter(wanted.key).empty()) return broken;
-  const RecordKey read{0, RecordKind::kParam, std::string(stepped_parameter(wanted.key)), 0};
-  const Record* before = reference.find(read);
-  const StepLimit limit = step_limit(reference, policy, wanted.key, first->record->dtype);
-  if (before == nullptr || !std::isfinite(limit.fixed)) return broken;
-  const double old = value_at(reference.bytes(*before), before->dtype, index);
-  broken.evidence += fmt::format(", before {:.9g}, which may move by {:.3g}", old,
-                                 limit.fixed + limit.relative * std::fabs(old));
+  broken.problem = untouched   ? FindingId::kUntouchedElementMoved
+                   : is_of_row ? FindingId::kRowWithoutStep
+                               : FindingId::kMaskedElementMovedTooFar;
+  std::optional<double> actual = repeated.first_value();
+  if (actual.has_value()) *actual /= first->record->grad_scale;
+  broken.measured = {{"broken", broken.count}};
+  add_element(broken.measured, first->rank->rank, coordinates_of(wanted.layout.global_shape, index),
+              value_at(reference.bytes(wanted), wanted.dtype, index), actual);
+  if (broken.problem == FindingId::kMaskedElementMovedTooFar)
+    add_before_step(broken.measured, reference, policy, wanted, *first->record, index);
   return broken;
 }
 

@@ -14,7 +14,8 @@ namespace isoshard::detail {
 struct BrokenSteps {
   std::int64_t count = 0;  ///< over all ranks
   std::vector<int> ranks;
-  std::string problem, evidence;
+  FindingId problem = FindingId::kNone;
+  NamedValues measured;
   bool of_rows = false;    ///< the first is an element of a row that did not make its step
   bool confirmed = false;  ///< the controller counted the same in the first rank's kept bytes
 };

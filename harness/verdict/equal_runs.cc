@@ -69,8 +69,8 @@ std::optional<RunDifference> difference_of(const RankTrace& expected, const Rank
   const std::map<RecordKey, const Record*> wanted = index_of(expected);
   // What a run says of itself alone is not in the expected one: parameters read again, calls.
   const auto is_own = [&](const Record& record) {
-    return !wanted.contains(record.key) &&
-           (is_read_again(record.key) || is_collectives(record.key));
+    return !wanted.contains(record.key) && (role_of(record.key) == NameRole::kReadAgain ||
+                                            role_of(record.key) == NameRole::kCollectives);
   };
   std::set<RecordKey> met;
   std::optional<RunDifference> first;
@@ -78,8 +78,9 @@ std::optional<RunDifference> difference_of(const RankTrace& expected, const Rank
     if (is_own(record)) continue;
     auto found = wanted.find(record.key);
     // A mask that backward drew again, where the expected run drew it once, is held to that one.
-    const bool is_second_draw = found == wanted.end() && first_draw_of(record.key).has_value();
-    if (is_second_draw) found = wanted.find(*first_draw_of(record.key));
+    const bool is_second_draw =
+        found == wanted.end() && role_of(record.key) == NameRole::kRecomputed;
+    if (is_second_draw) found = wanted.find(base_of(record.key));
     if (found == wanted.end()) {
       keep_first(first,
                  {record.key, actual.rank, record.order, "was recorded, which is not expected,"});
@@ -89,7 +90,7 @@ std::optional<RunDifference> difference_of(const RankTrace& expected, const Rank
     std::string difference = difference_of(*found->second, record);
     if (!difference.empty())
       keep_first(first, {record.key, actual.rank, record.order, std::move(difference)});
-    else if (!record.key.name.ends_with(".partial"))
+    else if (role_of(record.key) != NameRole::kSummand)
       equal.insert(found->first);
   }
   for (const auto& [key, record] : wanted) {

@@ -21,7 +21,7 @@ struct RunDifference {
 };
 
 struct RunEquality {
-  /// Names of records that are equal on all ranks; a rank's summands ("X.partial") are not counted.
+  /// Names of records that are equal on all ranks; a rank's summands are not counted.
   std::int64_t tensors = 0;
   /// The first one of all ranks by step, then by place in execution; nothing if the runs are equal.
   std::optional<RunDifference> first;

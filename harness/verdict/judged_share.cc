@@ -7,8 +7,6 @@
 #include <algorithm>
 #include <map>
 
-#include "harness/trace/clipped.h"
-
 namespace isoshard {
 namespace {
 
@@ -73,25 +71,20 @@ double most_insensitive_gradients() noexcept {
   return 0.5;
 }
 
-std::string too_little_judged(std::span<const TensorComparison> tensors, Dtype coarsest) {
+Rule too_little_judged(std::span<const TensorComparison> tensors, Dtype coarsest) {
   const double least = least_judged_share(coarsest), most = most_insensitive_gradients();
   const ShareSums sums = sums_of(tensors);
   double judged = sums.stepped.empty() ? 1 : 0, insensitive = 0;
   for (const auto& [step, sum] : sums.stepped) judged = std::max(judged, sum.share(1));
   for (const auto& [step, sum] : sums.gradients) insensitive = std::max(insensitive, sum.share(0));
   if (!(judged >= least)) {
-    return fmt::format(
-        "{:.2g} % of the elements of parameters after the step were judged in the best step, at "
-        "least {:.2g} % must be: elsewhere the gradients are below their responses",
-        100 * judged, 100 * least);
+    return said(RuleId::kTooFewStepsJudged, {{"judged", 100 * judged}, {"least", 100 * least}});
   }
   if (!(insensitive <= most)) {
-    return fmt::format(
-        "{:.3g} % of the elements of all gradients are in tensors below twice their own response, "
-        "at most {:.3g} % may be",
-        100 * insensitive, 100 * most);
+    return said(RuleId::kTooManyInsensitive,
+                {{"insensitive", 100 * insensitive}, {"most", 100 * most}});
   }
-  return "";
+  return {};
 }
 
 std::string judged_words(const JudgedShare& judged) {

@@ -17,9 +17,8 @@ namespace isoshard {
 [[nodiscard]] double least_judged_share(Dtype coarsest) noexcept;
 [[nodiscard]] double most_insensitive_gradients() noexcept;
 
-/// Why a run shows too little; empty if it shows enough.
-[[nodiscard]] std::string too_little_judged(std::span<const TensorComparison> tensors,
-                                            Dtype coarsest);
+/// Why a run shows too little; none if it shows enough.
+[[nodiscard]] Rule too_little_judged(std::span<const TensorComparison> tensors, Dtype coarsest);
 
 /// "98.2 % of elements judged, least 41 % in parameter after step w (step 0)"; empty where nothing
 /// is masked.

@@ -8,7 +8,6 @@
 #include <string_view>
 
 #include "harness/stats/tolerance.h"
-#include "harness/trace/clipped.h"
 #include "harness/trace/stage.h"
 #include "harness/verdict/sensitivity.h"
 
@@ -23,15 +22,14 @@ double peak_of(const Response& response) {
 }  // namespace
 
 std::string_view state_of(const RecordKey& key) noexcept {
-  const std::string_view name = key.name;
-  return key.kind == RecordKind::kOptimizer ? name.substr(name.rfind('.') + 1) : std::string_view();
+  return parsed(key).state;
 }
 
 double error_of_squares(const Reference& reference, const RecordKey& key, double k,
                         Dtype coarsest) {
   const Response* moment = reference.response(key);
   if (!is_second_moment(key) || moment == nullptr) return 0;
-  const std::string parameter = key.name.substr(0, key.name.rfind('.'));
+  const std::string parameter = std::string(parsed(key).base);
   double sum_sq = 0;
   for (int step = 0; step <= key.step; ++step) {
     const RecordKey gradient{step, RecordKind::kGrad, parameter, 0};
@@ -56,9 +54,9 @@ double largest_norm_of_kind(const Reference& reference, const RecordKey& key) {
       largest = std::max(largest, response.reference_norm);
   }
   // Sums between micro-batches carry the loss scale, and final gradients do not.
-  const std::optional<RecordKey> final = final_gradient_of(key);
   const Record* const own = reference.find(key);
-  const Record* const last = final.has_value() ? reference.find(*final) : nullptr;
+  const Record* const last =
+      role_of(key) == NameRole::kMicroBatch ? reference.find(base_of(key)) : nullptr;
   return own != nullptr && last != nullptr ? largest * own->grad_scale / last->grad_scale : largest;
 }
 

@@ -10,7 +10,7 @@
 
 namespace isoshard {
 
-/// Which state of the optimizer a record holds: "exp_avg" of "w.exp_avg"; empty for other kinds. A
+/// Which state of the optimizer a record holds: "exp_avg"; empty for other kinds. A
 /// view of the key's name.
 [[nodiscard]] std::string_view state_of(const RecordKey& key) noexcept;
 

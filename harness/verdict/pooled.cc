@@ -13,10 +13,9 @@
 #include <tuple>
 #include <utility>
 
+#include "core/observe/layer_name.h"
 #include "harness/stats/student.h"
 #include "harness/stats/tolerance.h"
-#include "harness/trace/clipped.h"
-#include "harness/trace/names/layer_name.h"
 #include "harness/trace/numbers.h"
 #include "harness/verdict/neighbours.h"
 

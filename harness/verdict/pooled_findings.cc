@@ -26,10 +26,6 @@ bool is_outside_by_scale(const PooledComparison& p) {
   return !p.allowed_scale.holds(p.scale);
 }
 
-std::string words_of(const AllowedRange& range) {
-  return fmt::format("{:.6g} to {:.6g}", range.least, range.most);
-}
-
 /// Whether `broad` is outside, too, by nearly the same factor or shift.
 bool explains(const PooledComparison& broad, const PooledComparison& worst) {
   if (broad.within || is_outside_by_scale(broad) != is_outside_by_scale(worst)) return false;
@@ -61,20 +57,30 @@ const PooledComparison* rank_behind(const PooledComparison& whole,
 }
 
 Finding finding_of(const PooledComparison& p, std::size_t outside, std::size_t judged) {
-  Finding finding;
-  finding.key = p.first;
-  finding.stage = p.stage;
   const bool is_scale = is_outside_by_scale(p);
-  const std::string words =
-      is_scale ? fmt::format("scale {:.6g} (allowed {})", p.scale, words_of(p.allowed_scale))
-               : fmt::format("shift {:.3g} of the root mean square (allowed {})", p.shift,
-                             words_of(p.allowed_shift));
-  finding.what = fmt::format("{} (step {}): {}", p.name, p.first.step, words);
-  finding.evidence = fmt::format(
-      "{}; scale {:.6g} (allowed {}), shift {:.3g} (allowed {}) against {} redrawn runs of the "
-      "reference; {} of {} pools of this step and kind are outside, no tensor by its own error",
-      p.tensors == 1 ? "one tensor" : fmt::format("{} tensors together", p.tensors), p.scale,
-      words_of(p.allowed_scale), p.shift, words_of(p.allowed_shift), p.runs, outside, judged);
+  const AllowedRange& allowed = is_scale ? p.allowed_scale : p.allowed_shift;
+  NamedValues measured = {{"tensors", p.tensors},
+                          {"scale", p.scale},
+                          {"least_scale", p.allowed_scale.least},
+                          {"most_scale", p.allowed_scale.most},
+                          {"shift", p.shift},
+                          {"least_shift", p.allowed_shift.least},
+                          {"most_shift", p.allowed_shift.most},
+                          {"runs", p.runs},
+                          {"outside", outside},
+                          {"judged", judged}};
+  measured.push_back(NamedValue::words(
+      "pool_size",
+      phrase(p.tensors == 1 ? FindingPhraseId::kOneTensor : FindingPhraseId::kTensorsTogether,
+             measured)));
+  Finding finding = make_finding(p.first, fmt::format("{} (step {})", p.name, p.first.step),
+                                 is_scale ? FindingId::kPoolScale : FindingId::kPoolShift,
+                                 {{"pool", p.name},
+                                  {is_scale ? "scale" : "shift", is_scale ? p.scale : p.shift},
+                                  {"least", allowed.least},
+                                  {"most", allowed.most}},
+                                 std::move(measured));
+  finding.stage = p.stage;
   finding.cause = is_scale
                       ? make_cause(CauseId::kPoolMultiplied, {{"pool", p.name}, {"scale", p.scale}})
                       : make_cause(CauseId::kPoolShifted, {{"pool", p.name}, {"shift", p.shift}});

@@ -41,7 +41,7 @@ bool is_layer_output(const RecordKey& key) {
 }
 
 bool is_loss(const RecordKey& key) {
-  return key.kind == RecordKind::kScalar && key.name.starts_with("loss");
+  return is_named_loss(role_of(key));
 }
 
 double output_error(const TensorComparison& t) {

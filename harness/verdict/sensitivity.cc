@@ -18,7 +18,7 @@ constexpr std::int64_t kRolledElements = std::int64_t{1} << 16;
 }  // namespace
 
 bool is_second_moment(const RecordKey& key) noexcept {
-  return key.kind == RecordKind::kOptimizer && key.name.ends_with("_sq");
+  return parsed(key).state.ends_with("_sq");
 }
 
 double scale_ceiling(const RecordKey& key, Dtype coarsest) noexcept {

@@ -8,13 +8,13 @@
 #include <gtest/gtest.h>
 
 #include "harness/judge/judge.h"
+#include "harness/testing/said_matchers.h"
 #include "harness/testing/synthetic.h"
 
 namespace isoshard {
 namespace {
 
 using namespace synthetic;
-using testing::HasSubstr;
 
 Body forward(const std::string& name, const at::Tensor& value) {
   return [=](Sink& sink, int) {
@@ -47,8 +47,8 @@ TEST(Sensitivity, AComparisonThatWouldPassAWrongScaleIsVacuous) {
     EXPECT_EQ(enough.status, Status::kConforms) << enough.reason;
     EXPECT_LT(enough.tensors.at(0).scale_sensitivity, scale_ceiling({}, coarsest));
     EXPECT_EQ(too_little.status, Status::kVacuous) << name_of(coarsest) << too_little.reason;
-    EXPECT_THAT(too_little.reason,
-                testing::AllOf(HasSubstr("forward at x (step 0)"), HasSubstr("a scale error of")));
+    EXPECT_THAT(too_little.rule,
+                RuleIs(RuleId::kInconclusive, {{"tensor", "forward at x (step 0)"}, {"weak", 1}}));
   }
 }
 
@@ -83,7 +83,7 @@ TEST(Sensitivity, AComparisonThatWouldPassARolledCopyIsVacuous) {
       judged(moving("x", nearly_even, 1e-5), forward("x", nearly_even), Dtype::kFloat32);
 
   EXPECT_EQ(verdict.status, Status::kVacuous);
-  EXPECT_THAT(verdict.reason, HasSubstr("a rolled copy would pass"));
+  EXPECT_THAT(verdict.rule, RuleIs(RuleId::kInconclusive));
   EXPECT_EQ(verdict.tensors.at(0).rolled_copy, ShiftedCopy::kPassed);
 }
 
@@ -134,7 +134,8 @@ TEST(PublishedBounds, BreakTheVerdictWhereTheToleranceAloneWouldPass) {
   EXPECT_EQ(inside.published[0].limit, 0.15);
   ASSERT_EQ(outside.status, Status::kDiverges);
   EXPECT_TRUE(outside.tensors.at(0).within);
-  EXPECT_THAT(outside.reason, HasSubstr("outside a published bound"));
+  EXPECT_THAT(outside.findings.at(0),
+              FindingIs(FindingId::kOutsidePublishedBound, {{"published", 0.15}}));
   EXPECT_FALSE(outside.published[0].holds);
 }
 

@@ -15,9 +15,9 @@
 
 #include "core/base/error.h"
 #include "harness/stats/tolerance.h"
-#include "harness/trace/clipped.h"
 #include "harness/trace/numbers.h"
 #include "harness/trace/parts.h"
+#include "harness/trace/run_view.h"
 #include "harness/verdict/broken_steps.h"
 #include "harness/verdict/parts/dtypes.h"
 #include "harness/verdict/parts/first_bad_element.h"
@@ -93,58 +93,46 @@ class TensorJudge {
   }
 
  private:
-  void add_finding(std::string problem, std::string evidence, std::vector<int> ranks, Stage stage,
-                   bool confirmed) {
-    Finding finding;
-    finding.key = wanted_.key;
+  void add_finding(FindingId id, NamedValues values, NamedValues measured, std::vector<int> ranks,
+                   Stage stage, bool confirmed) {
+    Finding finding = make_finding(wanted_.key, id, std::move(values), std::move(measured));
     finding.stage = stage;
-    finding.what = fmt::format("{}: {}", describe(wanted_.key), problem);
-    finding.evidence = std::move(evidence);
     finding.ranks = std::move(ranks);
     finding.confirmed = confirmed;
     result_.findings.push_back(std::move(finding));
   }
 
+  /// Adds a finding about what the rank's record declares. Always returns false.
+  bool refuse_form(FindingId id, int rank, NamedValues measured) {
+    measured.emplace_back("rank", rank);
+    add_finding(id, {}, std::move(measured), {rank}, result_.comparison.stage, true);
+    return false;
+  }
+
   bool structure_fits() {
     for (const Held& h : held_) {
       const Record& record = *h.record;
-      if (record.layout.global_shape != wanted_.layout.global_shape) {
-        add_finding("has another shape",
-                    fmt::format("reference [{}], actual [{}] on rank {}",
-                                fmt::join(wanted_.layout.global_shape, ", "),
-                                fmt::join(record.layout.global_shape, ", "), h.rank->rank),
-                    {h.rank->rank}, result_.comparison.stage, true);
-        return false;
-      }
-      if (record.layout.placements != held_.front().record->layout.placements) {
-        add_finding(
-            "ranks declare different layouts",
-            fmt::format("{} on rank {}, {} on rank {}", describe(held_.front().record->layout),
-                        held_.front().rank->rank, describe(record.layout), h.rank->rank),
-            {h.rank->rank}, result_.comparison.stage, true);
-        return false;
-      }
-      if (record.key.kind == RecordKind::kOptimizer && is_coarser(record.dtype, wanted_.dtype)) {
-        add_finding("is kept in a coarser dtype than declared",
-                    fmt::format("declared {}, actual {} on rank {}", name_of(wanted_.dtype),
-                                name_of(record.dtype), h.rank->rank),
-                    {h.rank->rank}, result_.comparison.stage, true);
-        return false;
-      }
+      const int rank = h.rank->rank;
+      if (record.layout.global_shape != wanted_.layout.global_shape)
+        return refuse_form(
+            FindingId::kOtherShape, rank,
+            {{"reference", wanted_.layout.global_shape}, {"actual", record.layout.global_shape}});
+      if (record.layout.placements != held_.front().record->layout.placements)
+        return refuse_form(FindingId::kLayoutsDiffer, rank,
+                           {{"first_layout", describe(held_.front().record->layout)},
+                            {"first_rank", held_.front().rank->rank},
+                            {"layout", describe(record.layout)}});
+      if (record.key.kind == RecordKind::kOptimizer && is_coarser(record.dtype, wanted_.dtype))
+        return refuse_form(
+            FindingId::kCoarserDtype, rank,
+            {{"declared", name_of(wanted_.dtype)}, {"actual", name_of(record.dtype)}});
       const std::optional<double> scale = demanded_scale();
-      if (scale.has_value() && record.grad_scale != *scale) {
-        add_finding("declares a gradient scale that the settings do not give",
-                    fmt::format("declared {} on rank {}, demanded {}", record.grad_scale,
-                                h.rank->rank, *scale),
-                    {h.rank->rank}, result_.comparison.stage, true);
-        return false;
-      }
-      if (is_partial(record.layout) && !may_be_partial(record)) {
-        add_finding("is declared as a partial sum, which the trusted side does not allow",
-                    fmt::format("{} on rank {}", describe(record.layout), h.rank->rank),
-                    {h.rank->rank}, result_.comparison.stage, true);
-        return false;
-      }
+      if (scale.has_value() && record.grad_scale != *scale)
+        return refuse_form(FindingId::kOtherGradientScale, rank,
+                           {{"declared", record.grad_scale}, {"demanded", *scale}});
+      if (is_partial(record.layout) && !may_be_partial(record))
+        return refuse_form(FindingId::kUnexpectedPartialSum, rank,
+                           {{"layout", describe(record.layout)}});
     }
     return true;
   }
@@ -154,8 +142,8 @@ class TensorJudge {
   bool has_one_dtype() {
     const std::optional<MixedDtypes> mixed = mixed_dtypes(held_, wanted_.dtype);
     if (!mixed.has_value()) return true;
-    add_finding("has another dtype",
-                fmt::format("{}; the reference has {}", mixed->words(), name_of(wanted_.dtype)),
+    add_finding(FindingId::kDtypesOfRanksDiffer, {},
+                {{"dtypes", mixed->words()}, {"reference", name_of(wanted_.dtype)}},
                 mixed->odd_ranks(), result_.comparison.stage, true);
     result_.comparison.within = false;
     return false;
@@ -178,10 +166,10 @@ class TensorJudge {
 
   /// What backward starts from: each dp rank has its part of the mean, times the loss scale.
   static bool is_backward_value(const RecordKey& key) {
-    return key.kind == RecordKind::kScalar && key.name == "loss_backward";
+    return role_of(key) == NameRole::kLossBackward;
   }
 
-  bool is_between_micro_batches() const { return final_gradient_of(wanted_.key).has_value(); }
+  bool is_between_micro_batches() const { return role_of(wanted_.key) == NameRole::kMicroBatch; }
 
   /// Whatever is final, and whatever nobody trusted says so of, is no sum that is still to be made.
   bool may_be_partial(const Record& record) const {
@@ -195,17 +183,14 @@ class TensorJudge {
     }
     if (is_maximum(record.layout))
       return may_be_maximum(options_.partial.value_or(std::vector<std::string>()), key);
-    if (key.kind == RecordKind::kActivation && key.name.ends_with(".partial")) return true;
+    if (key.kind == RecordKind::kActivation && role_of(key) == NameRole::kSummand) return true;
     if (is_between_micro_batches()) return true;
     if (options_.partial.has_value()) return matches_any(*options_.partial, key);
     return key.kind == RecordKind::kActivation || key.kind == RecordKind::kActivationGrad;
   }
 
   /// Of the tensor's step; 1 if there is none.
-  double loss_scale() const {
-    const RecordKey key{wanted_.key.step, RecordKind::kScalar, "loss_scale", 0};
-    return reference_.find(key) == nullptr ? 1 : number_of(reference_.tensor(key));
-  }
+  double loss_scale() const { return RunView(reference_).loss_scale(wanted_.key.step).value_or(1); }
 
   void assemble_partial() {
     TensorComparison& c = result_.comparison;
@@ -217,10 +202,12 @@ class TensorJudge {
       accumulate(c.stats, reference_.bytes(wanted_), wanted_.dtype, whole.bytes.data(), whole.dtype,
                  whole.numel(), 0);
     } catch (const VacuousError& error) {
-      result_.not_judged = error.what();
+      const Rule* const rule = rule_of(error);
+      result_.not_judged =
+          rule == nullptr ? said(RuleId::kNotJudgeable, {{"problem", error.what()}}) : *rule;
     } catch (const MeshError& error) {
       c.within = false;
-      add_finding("parts do not tile the tensor", error.what(), {}, c.stage, true);
+      add_finding(FindingId::kPartsDoNotTile, {}, {{"problem", error.what()}}, {}, c.stage, true);
     }
   }
 
@@ -236,10 +223,9 @@ class TensorJudge {
         if (is_first || known->second.part->digest == part.digest) continue;
         result_.comparison.within = false;
         const int other = known->second.held.rank->rank;
-        add_finding("copies of a summand differ",
-                    fmt::format("ranks {} and {} add the same part with different values", other,
-                                h.rank->rank),
-                    {h.rank->rank}, result_.comparison.stage, false);
+        add_finding(FindingId::kSummandCopiesDiffer, {},
+                    {{"first_rank", other}, {"second_rank", h.rank->rank}}, {h.rank->rank},
+                    result_.comparison.stage, false);
         return;
       }
     }
@@ -274,7 +260,8 @@ class TensorJudge {
     }
     if (problem.empty()) return;
     result_.comparison.within = false;
-    add_finding("parts do not tile the tensor", problem, {}, result_.comparison.stage, true);
+    add_finding(FindingId::kPartsDoNotTile, {}, {{"problem", problem}}, {},
+                result_.comparison.stage, true);
   }
 
   /// Copies with different bits that all equal the reference in value differ in signed zeros only.
@@ -305,9 +292,7 @@ class TensorJudge {
     }
     if (odd.empty()) return;
     result_.differing_axes.assign(axes.begin(), axes.end());
-    copies_evidence_ =
-        fmt::format("{} different values of what should be equal; ranks {} differ from the others",
-                    most_copies, fmt::join(odd, ", "));
+    num_copies_ = most_copies;
     odd_ranks_.assign(odd.begin(), odd.end());
   }
 
@@ -356,8 +341,8 @@ class TensorJudge {
     } else if (!odd_ranks_.empty()) {
       c.within = false;
       const Stage stage = c.stage == Stage::kParameterAfterStep ? Stage::kReplicaDrift : c.stage;
-      add_finding(fmt::format("copies differ{}", over_axes()), copies_evidence_, odd_ranks_, stage,
-                  false);
+      add_finding(FindingId::kCopiesDiffer, over_axes(),
+                  {{"values", num_copies_}, {"odd_ranks", odd_ranks_}}, odd_ranks_, stage, false);
     }
   }
 
@@ -365,11 +350,16 @@ class TensorJudge {
   /// worst.
   void report_broken_steps(TensorComparison& c, const BrokenSteps& broken) {
     c.within = false;
-    add_finding(broken.problem, broken.evidence, broken.ranks, c.stage, broken.confirmed);
+    add_finding(broken.problem, {}, broken.measured, broken.ranks, c.stage, broken.confirmed);
   }
 
-  std::string over_axes() const {
-    return result_.differing_axes.empty() ? "" : " over " + join_axes(result_.differing_axes);
+  NamedValues over_axes() const {
+    if (result_.differing_axes.empty()) return {};
+    std::vector<std::string_view> axes;
+    for (const Axis axis : result_.differing_axes) axes.push_back(name_of(axis));
+    return {{"axes", axes},
+            NamedValue::words("over", phrase(FindingPhraseId::kOverAxes,
+                                             {{"axes", join_axes(result_.differing_axes)}}))};
   }
 
   bool set_tolerance(TensorComparison& c) {
@@ -406,35 +396,42 @@ class TensorJudge {
     }
     const bool confirmed = first != nullptr && is_confirmed(*first);
     const bool drift = c.stage == Stage::kParameterAfterStep && !odd_ranks_.empty();
-    std::string problem = odd_ranks_.empty()
-                              ? "differs from the reference"
-                              : fmt::format("copies differ{}, and from the reference", over_axes());
-    add_finding(std::move(problem), evidence(c, first), std::move(ranks),
-                drift ? Stage::kReplicaDrift : c.stage, confirmed);
+    const FindingId id =
+        odd_ranks_.empty() ? FindingId::kDiffers : FindingId::kCopiesDifferFromReference;
+    add_finding(id, odd_ranks_.empty() ? NamedValues() : over_axes(), evidence(c, first),
+                std::move(ranks), drift ? Stage::kReplicaDrift : c.stage, confirmed);
   }
 
-  std::string evidence(const TensorComparison& c, const Held* first) const {
+  NamedValues evidence(const TensorComparison& c, const Held* first) const {
     const Stats& s = c.stats;
-    std::string text = fmt::format("relative error {:.3g}", s.relative_error());
+    NamedValues measured = {{"relative_error", s.relative_error()},
+                            {"max_abs", s.max_abs},
+                            {"unequal", s.unequal_values},
+                            {"elements", s.numel}};
+    const auto add = [&](std::string_view name, FindingPhraseId id, const NamedValues& values) {
+      measured.insert(measured.end(), values.begin(), values.end());
+      measured.push_back(NamedValue::words(name, phrase(id, measured)));
+    };
     if (c.level == Level::kExact) {
-      text += " (must be equal)";
+      add("allowed", FindingPhraseId::kMustBeEqual, {});
     } else if (c.insensitive) {
-      text += fmt::format(
-          ", error norm {:.3g} (allowed {:.3g}: the reference is below its own response)",
-          std::sqrt(s.sum_sq_diff), c.allowed_absolute);
+      add("allowed", FindingPhraseId::kAllowedNorm,
+          {{"error_norm", std::sqrt(s.sum_sq_diff)}, {"allowed_error_norm", c.allowed_absolute}});
     } else {
-      text += fmt::format(" (allowed {:.3g}), scale {:.6g} (allowed error {:.3g})",
-                          c.allowed_relative_error, s.scale(), c.allowed_scale_error);
+      add("allowed", FindingPhraseId::kAllowedError,
+          {{"allowed_relative_error", c.allowed_relative_error},
+           {"scale", s.scale()},
+           {"allowed_scale_error", c.allowed_scale_error}});
     }
-    text += fmt::format(", max abs {:.3g}, {} of {} elements differ", s.max_abs, s.unequal_values,
-                        s.numel);
-    if (s.nonfinite_mismatch != 0) {
-      text += fmt::format(
-          ", {} not finite on one side only ({} NaN and {} Inf in reference, {} and {} in actual)",
-          s.nonfinite_mismatch, s.nan_reference, s.inf_reference, s.nan_actual, s.inf_actual);
-    }
-    if (first != nullptr) text += first_bad_element(reference_, wanted_, *first);
-    return text;
+    if (s.nonfinite_mismatch != 0)
+      add("nonfinite", FindingPhraseId::kNotFiniteOnOneSide,
+          {{"not_finite", s.nonfinite_mismatch},
+           {"nan_reference", s.nan_reference},
+           {"inf_reference", s.inf_reference},
+           {"nan_actual", s.nan_actual},
+           {"inf_actual", s.inf_actual}});
+    if (first != nullptr) add_first_bad_element(measured, reference_, wanted_, *first);
+    return measured;
   }
 
   /// A comparer (harness/stats/comparer.h) may have added in another order.
@@ -479,8 +476,8 @@ class TensorJudge {
   std::map<Place, std::vector<Copy>> places_;
   bool any_flat_ = false;
   std::vector<int> odd_ranks_;
-  std::string copies_evidence_;
-  double order_error_ = 0;  ///< Summed::order_error
+  std::size_t num_copies_ = 0;  ///< different ones of one part
+  double order_error_ = 0;      ///< Summed::order_error
 };
 
 }  // namespace

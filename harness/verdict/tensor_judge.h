@@ -14,7 +14,7 @@ struct TensorResult {
   TensorComparison comparison;
   std::vector<Finding> findings;
   std::vector<Axis> differing_axes;  ///< axes along which copies differ
-  std::string not_judged;            ///< why this tensor could not be judged; empty if it was
+  Rule not_judged;                   ///< why this tensor could not be judged; none if it was
   bool hides_step = false;           ///< SetTolerance::hides_step
 };
 

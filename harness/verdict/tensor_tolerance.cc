@@ -14,7 +14,6 @@
 #include <vector>
 
 #include "harness/stats/tolerance.h"
-#include "harness/trace/clipped.h"
 #include "harness/trace/masked_steps.h"
 #include "harness/trace/numbers.h"
 #include "harness/trace/stage.h"
@@ -27,7 +26,7 @@ namespace {
 /// A run clips by its own norm, which may be off by as much as it is allowed to, and rounds once
 /// more. In fp16 a small factor leaves subnormal numbers.
 void allow_error_of_norm(TensorComparison& c, const ToleranceInputs& in) {
-  const RecordKey key{in.wanted.key.step, RecordKind::kScalar, "grad_norm", 0};
+  const RecordKey key = scalar_key(in.wanted.key.step, NameRole::kGradNorm);
   const Response* response = in.reference.response(key);
   const double whole = std::sqrt(c.stats.sum_sq_reference);
   const double underflow = underflow_floor(in.options.k, in.options.coarsest, c.stats.numel) *
@@ -227,7 +226,7 @@ SetTolerance set_own_tolerance(TensorComparison& c, const ToleranceInputs& in) {
   SetTolerance set;
   // counts, tables and flags have no rounding that a tolerance could be for
   const bool is_whole = (in.options.rtol.has_value() && !is_floating(in.wanted.dtype)) ||
-                        is_overflow_flag(in.wanted.key);
+                        role_of(in.wanted.key) == NameRole::kFoundInf;
   if (is_exact(c.stage) || in.options.level == Level::kExact || is_whole) {
     c.level = Level::kExact;
     return set;
@@ -240,9 +239,7 @@ SetTolerance set_own_tolerance(TensorComparison& c, const ToleranceInputs& in) {
   c.level = in.options.level;
   const Response* const response = in.reference.response(in.response_of);
   if (response == nullptr) {
-    set.not_judged = fmt::format(
-        "the reference has no response for {}: run its perturbed runs, or give a tolerance",
-        describe(in.wanted.key));
+    set.not_judged = said(RuleId::kResponseMissing, {{"tensor", describe(in.wanted.key)}});
     return set;
   }
   const double norm = std::sqrt(c.stats.sum_sq_reference);
@@ -280,10 +277,10 @@ SetTolerance set_own_tolerance(TensorComparison& c, const ToleranceInputs& in) {
   c.scale_sensitivity = c.insensitive ? (norm > 0 ? c.allowed_absolute / norm : 0)
                                       : std::min(c.allowed_relative_error, c.allowed_scale_error);
   // What it shows too little of, its gradient or its sum shows as well.
-  if (unclipped_of(in.wanted.key).has_value() && in.response_of != in.wanted.key)
+  if (role_of(in.wanted.key) == NameRole::kClipped && in.response_of != in.wanted.key)
     allow_error_of_norm(c, in);
   if (in.response_of != in.wanted.key) return set;
-  if (final_gradient_of(in.wanted.key).has_value())
+  if (role_of(in.wanted.key) == NameRole::kMicroBatch)
     return set;  // the final gradient shows it as well
   c.rolled_error = rolled_error(in.reference, in.wanted);
   c.rolled_copy = judged_shifted_copy(c, in.options.k, in.options.coarsest);

@@ -25,7 +25,7 @@ struct ToleranceInputs {
 };
 
 struct SetTolerance {
-  std::string not_judged = {};  ///< why nothing can be said of the tensor; empty if it is set
+  Rule not_judged = {};  ///< why nothing can be said of the tensor; none if it is set
   /// In 16 bits, of a parameter or a master that moved: what is legal is as large as the step, so
   /// that a run which left the step out would pass.
   bool hides_step = false;

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
+#include <utility>
 
 #include "core/mesh/mesh_words.h"
 
@@ -85,6 +86,31 @@ std::string_view name_of(Status status) noexcept {
   return "unknown";
 }
 
+Finding make_finding(const RecordKey& key, FindingId id, NamedValues values, NamedValues measured) {
+  return make_finding(key, describe(key), id, std::move(values), std::move(measured));
+}
+
+Finding make_finding(const RecordKey& key, std::string_view place, FindingId id, NamedValues values,
+                     NamedValues measured) {
+  Finding finding;
+  finding.key = key;
+  finding.stage = stage_of(key);
+  finding.id = id;
+  const std::string problem = filled(row_of(id).text, values);
+  finding.what = place.empty() ? problem : fmt::format("{}: {}", place, problem);
+  finding.evidence = filled(row_of(id).more, measured);
+  finding.values = with_short_lists(std::move(values));
+  finding.measured = with_short_lists(std::move(measured));
+  return finding;
+}
+
+void set_diverges(Verdict& verdict) {
+  verdict.status = Status::kDiverges;
+  verdict.strength = Strength::kNone;
+  verdict.shows_too_little = false;
+  verdict.rule = {};
+}
+
 std::string words_of_first(const Finding& first, const MeshShape& mesh) {
   return fmt::format("first {}{}{}", first.what, on_ranks(first.ranks, mesh),
                      first.diagnosis.empty() ? "" : "; " + first.diagnosis);
@@ -104,6 +130,7 @@ Verdict verdict_through_record(Verdict emulation, std::int64_t num_equal) {
   if (emulation.shows_too_little) {
     emulation.status = Status::kConforms;
     emulation.shows_too_little = false;
+    emulation.rule = {};
     const std::string little = std::move(emulation.reason);
     emulation.reason = fmt::format("{} tensors compared, {} of which are inconclusive alone",
                                    emulation.compared, emulation.weak);

@@ -11,6 +11,8 @@
 
 #include "harness/evidence/evidence.h"
 #include "harness/ids/cause.h"
+#include "harness/ids/finding.h"
+#include "harness/ids/rule.h"
 #include "harness/trace/judge_policy.h"
 #include "harness/trace/reference.h"
 #include "harness/trace/stage.h"
@@ -114,14 +116,28 @@ struct PooledComparison {
 struct Finding {
   RecordKey key;
   Stage stage = Stage::kForward;
-  std::string what;      ///< "forward at model.embed_tokens: copies differ over tp"
-  std::string evidence;  ///< numbers: error against allowed, first bad index with both values
+  FindingId id = FindingId::kNone;
+  NamedValues values;    ///< what the finding says: axes over which copies differ
+  NamedValues measured;  ///< what shows it: errors and what is allowed, the first bad element
+  /// Its place, and the id's text with `values`: "forward at model.embed_tokens: copies differ
+  /// over tp".
+  std::string what;
+  std::string evidence;  ///< the id's other text with `measured`
   Cause cause;           ///< the likely one; none if no pattern fits
   /// The cause in words, with its tensor and what is around it; empty if no pattern fits.
   std::string diagnosis;
+  /// What `diagnosis` ends with: "; forward right". Empty if it says nothing of the forward pass.
+  std::string forward_words;
   std::vector<int> ranks;  ///< where it shows; the first one is the first rank to diverge
   bool confirmed = false;  ///< the controller repeated the comparison on the kept bytes
 };
+
+/// A finding at a record; its stage is that of the record.
+[[nodiscard]] Finding make_finding(const RecordKey& key, FindingId id, NamedValues values = {},
+                                   NamedValues measured = {});
+/// One whose place is not a single record, "gradients of k_proj.bias (step 0)"; empty: no place.
+[[nodiscard]] Finding make_finding(const RecordKey& key, std::string_view place, FindingId id,
+                                   NamedValues values = {}, NamedValues measured = {});
 
 /// How much of a run masks and noise left to judge.
 struct JudgedShare {
@@ -177,8 +193,12 @@ struct Verdict {
   std::string collectives;
   int runs = 1;  ///< of the subject that were made for it; unless it says otherwise, all bit-equal
   std::string reason;  ///< one line for the verdict line
+  Rule rule;           ///< by which it is vacuous or incomplete; none for other verdicts
   Evidence evidence;   ///< for reports
 };
+
+/// Makes a verdict one that diverges, whatever it was; its reason and findings are the caller's.
+void set_diverges(Verdict& verdict);
 
 /// "exact: equal to its declared arithmetic, which is within bounds", "exact: equal to its
 /// reference bit by bit", "within tolerance"; empty for a verdict that does not conform.

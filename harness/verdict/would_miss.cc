@@ -9,8 +9,6 @@
 #include <map>
 #include <optional>
 
-#include "harness/trace/clipped.h"
-
 namespace isoshard {
 namespace {
 
@@ -33,7 +31,7 @@ Missed missed_of(const Verdict& verdict, RecordKind kind) {
   Missed missed;
   for (const TensorComparison& t : verdict.tensors) {
     // its gradient, or the sum, says it
-    if (is_gradient_besides(t.key) || sum_of(t.key).has_value()) continue;
+    if (is_gradient_besides(t.key) || role_of(t.key) == NameRole::kSummand) continue;
     if (t.key.kind != kind || t.level == Level::kExact || t.stats.numel == 0) continue;
     if (t.insensitive) {
       ++missed.insensitive;
@@ -69,8 +67,7 @@ Missed missed_of(const Verdict& verdict, RecordKind kind) {
 std::optional<double> missed_of_loss(const Verdict& verdict) {
   std::optional<double> worst;
   for (const TensorComparison& t : verdict.tensors) {
-    if (t.key.kind != RecordKind::kScalar || t.key.name != "loss" || t.level == Level::kExact)
-      continue;
+    if (role_of(t.key) != NameRole::kLoss || t.level == Level::kExact) continue;
     double error = t.scale_sensitivity;
     for (const PooledComparison& p : verdict.pools) {
       if (p.first == t.key) error = std::min(error, p.least_found());

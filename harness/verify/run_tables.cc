@@ -5,8 +5,6 @@
 #include <cmath>
 #include <utility>
 
-#include "harness/trace/clipped.h"
-
 namespace isoshard {
 namespace {
 
@@ -24,7 +22,7 @@ Columns columns_of(const ReportCase& item) {
     const double reference = std::sqrt(t.stats.sum_sq_reference);
     const double actual = std::sqrt(t.stats.sum_sq_actual);
     const std::string& name = t.key.name;
-    if (t.key.kind == RecordKind::kScalar && name == "loss") {
+    if (role_of(t.key) == NameRole::kLoss) {
       columns.reference.losses = t.reference_values;
       columns.run.losses = t.actual_values;
     } else if (t.stage == Stage::kParameterGrad && !is_gradient_besides(t.key)) {

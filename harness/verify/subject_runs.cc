@@ -14,31 +14,19 @@ namespace {
 
 /// `finding` comes first, and `reason` is what the verdict line says.
 void diverge(Verdict& verdict, Finding finding, std::string reason) {
-  verdict.status = Status::kDiverges;
-  verdict.strength = Strength::kNone;
-  verdict.shows_too_little = false;
+  set_diverges(verdict);
   verdict.equal_to_emulation.reset();
   verdict.findings.insert(verdict.findings.begin(), std::move(finding));
   verdict.reason = std::move(reason);
 }
 
-Finding finding_at(const RunDifference& where) {
-  Finding finding;
-  if (where.key.has_value()) {
-    finding.key = *where.key;
-    finding.stage = stage_of(*where.key);
-  }
+Finding finding_at(const RunDifference& where, FindingId id, NamedValues values,
+                   NamedValues measured) {
+  const RecordKey key = where.key.value_or(RecordKey());
+  Finding finding = make_finding(key, where.key.has_value() ? describe(key) : "", id,
+                                 std::move(values), std::move(measured));
   if (where.rank >= 0) finding.ranks = {where.rank};
   return finding;
-}
-
-/// A cause without what it says of the forward pass, which holds within tolerances only.
-std::string without_forward_words(std::string diagnosis) {
-  for (const PhraseId id : {PhraseId::kForwardRight, PhraseId::kForwardExact}) {
-    const std::string words = phrase(id);
-    if (diagnosis.ends_with(words)) diagnosis.erase(diagnosis.size() - words.size());
-  }
-  return diagnosis;
 }
 
 }  // namespace
@@ -65,17 +53,12 @@ void SubjectRuns::settle(Verdict& verdict) const {
   verdict.runs = num_runs_;
   if (!difference_.has_value()) return;
   const auto& [run, where] = *difference_;
-  Finding finding = finding_at(where);
-  const std::string tensor =
-      where.key.has_value() ? fmt::format("{}: ", describe(*where.key)) : std::string();
-  finding.what = fmt::format("{}run {} differs from run 1", tensor, run);
-  finding.evidence = fmt::format(
-      "of {} runs of the same case, weights and batches, run {} is the "
-      "first that is not run 1 bit by bit: {}",
-      num_runs_, run, where.describe());
+  NamedValues measured = {{"runs", num_runs_}, {"run", run}, {"difference", where.describe()}};
   if (not_emulated_.has_value())
-    finding.evidence +=
-        fmt::format("; run 1 is not the emulated reference: {}", not_emulated_->describe());
+    measured.push_back(NamedValue::words(
+        "not_emulated",
+        phrase(FindingPhraseId::kNotEmulated, {{"difference", not_emulated_->describe()}})));
+  Finding finding = finding_at(where, FindingId::kRunsDiffer, {{"run", run}}, std::move(measured));
   finding.cause = make_cause(
       CauseId::kNotRepeatable,
       {{"run", run}, {"subject", verdict.subject.empty() ? "the subject" : verdict.subject}});
@@ -86,16 +69,11 @@ void SubjectRuns::settle(Verdict& verdict) const {
 }
 
 void diverge_in_bits(Verdict& verdict, const RunDifference& where) {
-  Finding finding = finding_at(where);
-  finding.what =
+  Finding finding =
       where.key.has_value()
-          ? fmt::format("{}: differs from the emulated reference in bits", describe(*where.key))
-          : where.what;
-  finding.evidence = fmt::format(
-      "{}; every value compares equal, so it is a zero of the other sign, another NaN, or a "
-      "summand "
-      "of an equal sum",
-      where.describe());
+          ? finding_at(where, FindingId::kOtherBits, {}, {{"difference", where.describe()}})
+          : finding_at(where, FindingId::kOtherRanks, {{"difference", where.what}},
+                       {{"difference", where.describe()}});
   std::string reason = words_of_first(finding, verdict.mesh);
   diverge(verdict, std::move(finding), std::move(reason));
 }
@@ -109,8 +87,11 @@ Verdict with_cause_of(Verdict exact, const Verdict& within) {
   if (exact.findings.empty() || within.findings.empty()) return exact;
   Finding& first = exact.findings.front();
   if (!first.diagnosis.empty()) return exact;
-  first.cause = within.findings.front().cause;
-  first.diagnosis = without_forward_words(within.findings.front().diagnosis);
+  const Finding& other = within.findings.front();
+  first.cause = other.cause;
+  first.diagnosis = other.diagnosis;
+  // what is said of the forward pass holds within tolerances only
+  first.diagnosis.resize(other.diagnosis.size() - other.forward_words.size());
   exact.reason = words_of_first(first, exact.mesh);
   return exact;
 }

@@ -25,7 +25,7 @@ struct ConvergePlan {
   /// every set is trained with these weights instead, on the same samples as all controls, which
   /// are those of the control's own seed; runs are compared over seeds.
   std::vector<std::uint64_t> test_seeds = {};
-  std::vector<Rule> rules;
+  std::vector<ConvergeRule> rules;
   std::string fault;  ///< the id of a fault to inject into the test sets; empty: none
   int perturbed_runs = kPerturbedRuns;
   int check_interval = 10;

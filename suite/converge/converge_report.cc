@@ -41,9 +41,9 @@ std::string table_text(const std::vector<Row>& rows) {
   return text;
 }
 
-std::string rules_text(std::span<const Rule> rules) {
+std::string rules_text(std::span<const ConvergeRule> rules) {
   std::string text = "Rules of the guideline\n";
-  for (const Rule& rule : rules)
+  for (const ConvergeRule& rule : rules)
     text += fmt::format("  {:<8}  {:<17}  {}\n", name_of(rule.status), rule.name, rule.sentence);
   return text;
 }
@@ -166,9 +166,9 @@ std::string numbers_text(const ConvergePlan& plan, const ConvergeResult& result)
   return rows.size() == 1 ? "" : "Whole curves\n" + table_text(rows) + missed;
 }
 
-nlohmann::json rules_json(std::span<const Rule> rules) {
+nlohmann::json rules_json(std::span<const ConvergeRule> rules) {
   nlohmann::json all = nlohmann::json::array();
-  for (const Rule& rule : rules)
+  for (const ConvergeRule& rule : rules)
     all.push_back(
         {{"name", rule.name}, {"status", name_of(rule.status)}, {"sentence", rule.sentence}});
   return all;

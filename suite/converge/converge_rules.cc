@@ -35,8 +35,8 @@ std::int64_t tokens_per_step(const Case& item) {
 
 /// One sentence if all sets keep a rule, else one for each that does not.
 template <class Broken>
-Rule rule_of_sets(std::string name, std::string passed, Sets sets, const Broken& broken) {
-  Rule rule{std::move(name), RuleStatus::kPass, ""};
+ConvergeRule rule_of_sets(std::string name, std::string passed, Sets sets, const Broken& broken) {
+  ConvergeRule rule{std::move(name), RuleStatus::kPass, ""};
   for (const TestSet& set : sets) {
     const std::string problem = broken(set);
     if (problem.empty()) continue;
@@ -48,7 +48,7 @@ Rule rule_of_sets(std::string name, std::string passed, Sets sets, const Broken&
   return rule;
 }
 
-Rule same_local_batch(const Case& control, Sets sets) {
+ConvergeRule same_local_batch(const Case& control, Sets sets) {
   const std::int64_t wanted = local_batch(control);
   return rule_of_sets("local-batch", fmt::format("every run has the local batch {}", wanted), sets,
                       [&](const TestSet& set) {
@@ -60,7 +60,7 @@ Rule same_local_batch(const Case& control, Sets sets) {
                       });
 }
 
-Rule same_dp(const Case& control, Sets sets) {
+ConvergeRule same_dp(const Case& control, Sets sets) {
   const int wanted = control.degrees.dp;
   return rule_of_sets(
       "dp-degree", fmt::format("every run has the data-parallel degree {}", wanted), sets,
@@ -70,7 +70,7 @@ Rule same_dp(const Case& control, Sets sets) {
       });
 }
 
-Rule same_tokens(const Case& control, Sets sets) {
+ConvergeRule same_tokens(const Case& control, Sets sets) {
   const std::int64_t wanted = tokens_per_step(control);
   return rule_of_sets(
       "tokens-per-step",
@@ -84,7 +84,7 @@ Rule same_tokens(const Case& control, Sets sets) {
       });
 }
 
-Rule same_data(const Case& control, Sets sets) {
+ConvergeRule same_data(const Case& control, Sets sets) {
   const std::string wanted = step_data_sha256(control);
   return rule_of_sets("data-ids",
                       fmt::format("every run reads the same token ids in each of its {} steps "
@@ -118,7 +118,7 @@ std::map<std::string, std::string> compared_settings(const Case& item, const Tes
   return compared;
 }
 
-Rule same_settings(const Case& control, Sets sets) {
+ConvergeRule same_settings(const Case& control, Sets sets) {
   return rule_of_sets(
       "settings",
       "every other setting that decides what is computed is the control's (model, dtype, loss, "
@@ -135,7 +135,7 @@ Rule same_settings(const Case& control, Sets sets) {
       });
 }
 
-Rule filled_pipelines(Sets sets) {
+ConvergeRule filled_pipelines(Sets sets) {
   std::vector<std::string> found;
   for (const TestSet& set : sets) {
     if (set.item.degrees.pp == 1) continue;
@@ -158,7 +158,7 @@ Rule filled_pipelines(Sets sets) {
       });
 }
 
-Rule parallel_degrees(Sets sets) {
+ConvergeRule parallel_degrees(Sets sets) {
   return rule_of_sets(
       "degree", "every test set has a parallelism of degree p >= 2 or a technique", sets,
       [](const TestSet& set) {
@@ -185,7 +185,7 @@ constexpr std::array kActsOn = {ActsOn{"make_vocab_size_divisible_by", Axis::kTp
                                 ActsOn{"layers_per_stage", Axis::kPp},
                                 ActsOn{"dp_replicate", Axis::kDp}};
 
-Rule techniques_that_act(Sets sets) {
+ConvergeRule techniques_that_act(Sets sets) {
   return rule_of_sets(
       "technique-acts", "every technique has the parallelism that it acts on", sets,
       [](const TestSet& set) -> std::string {
@@ -214,7 +214,7 @@ Rule techniques_that_act(Sets sets) {
       });
 }
 
-Rule techniques_of(Sets sets) {
+ConvergeRule techniques_of(Sets sets) {
   std::vector<std::string> found;
   for (const TestSet& set : sets) {
     for (const std::string& technique : set.techniques) {
@@ -228,7 +228,7 @@ Rule techniques_of(Sets sets) {
                       fmt::join(found, ", "))};
 }
 
-Rule seeds_of(const RuleInputs& inputs) {
+ConvergeRule seeds_of(const RuleInputs& inputs) {
   if (!inputs.test_seeds.empty())
     return {"seeds", RuleStatus::kReported,
             fmt::format("controls have the seeds {}, test sets {}: runs are compared over seeds, "
@@ -240,7 +240,7 @@ Rule seeds_of(const RuleInputs& inputs) {
                       fmt::join(inputs.seeds, ","))};
 }
 
-Rule weights_of(const RuleInputs& inputs) {
+ConvergeRule weights_of(const RuleInputs& inputs) {
   const std::string& path = inputs.control.weights_path;
   if (!inputs.test_seeds.empty())
     return {"initial-weights", RuleStatus::kReported,
@@ -253,7 +253,7 @@ Rule weights_of(const RuleInputs& inputs) {
           "name and index, however it is sharded, so no seed checkpoint is needed"};
 }
 
-Rule rate_of(const RuleInputs& inputs) {
+ConvergeRule rate_of(const RuleInputs& inputs) {
   const std::int64_t global = inputs.control.degrees.dp * local_batch(inputs.control);
   const double rate = inputs.control.settings.optimizer.learning_rate;
   if (inputs.scaling == RateScaling::kNone)
@@ -267,7 +267,7 @@ Rule rate_of(const RuleInputs& inputs) {
                       inputs.scaling == RateScaling::kLinear ? "linear" : "sqrt", global)};
 }
 
-Rule transitivity(Sets sets) {
+ConvergeRule transitivity(Sets sets) {
   std::vector<std::string> lines;
   for (const TestSet& set : sets) {
     const std::vector<std::string> implied = implied_sets(set);
@@ -316,7 +316,7 @@ double scaled_rate(double rate, RateScaling scaling, std::int64_t global_batch,
   return rate;
 }
 
-std::vector<Rule> check_rules(const RuleInputs& inputs, Sets sets) {
+std::vector<ConvergeRule> check_rules(const RuleInputs& inputs, Sets sets) {
   const Case& control = inputs.control;
   return {{"control", RuleStatus::kPass,
            fmt::format("the control set is 1D FSDP on dp {} ranks", control.degrees.dp)},
@@ -335,9 +335,9 @@ std::vector<Rule> check_rules(const RuleInputs& inputs, Sets sets) {
           transitivity(sets)};
 }
 
-void require_rules(std::span<const Rule> rules) {
+void require_rules(std::span<const ConvergeRule> rules) {
   std::vector<std::string> refused;
-  for (const Rule& rule : rules) {
+  for (const ConvergeRule& rule : rules) {
     if (rule.status == RuleStatus::kRefused)
       refused.push_back(fmt::format("rule {}: {}", rule.name, rule.sentence));
   }

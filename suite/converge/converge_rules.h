@@ -15,7 +15,7 @@ namespace isoshard {
 enum class RuleStatus : std::uint8_t { kPass, kRefused, kReported };
 [[nodiscard]] std::string_view name_of(RuleStatus status) noexcept;
 
-struct Rule {
+struct ConvergeRule {
   std::string name;  ///< "pipeline-batch"
   RuleStatus status = RuleStatus::kPass;
   std::string sentence;  ///< the rule, and what was found
@@ -40,11 +40,11 @@ struct RuleInputs {
 /// Every rule, in a fixed order. Data are compared by their ids: each step's samples are hashed, in
 /// this process, for the control and for every set.
 /// Errors   as CaseData.
-[[nodiscard]] std::vector<Rule> check_rules(const RuleInputs& inputs,
-                                            std::span<const TestSet> sets);
+[[nodiscard]] std::vector<ConvergeRule> check_rules(const RuleInputs& inputs,
+                                                    std::span<const TestSet> sets);
 
 /// Errors   UsageError that lists the refused rules, each with its sentence.
-void require_rules(std::span<const Rule> rules);
+void require_rules(std::span<const ConvergeRule> rules);
 
 /// SHA-256 of the token ids and labels of every step of a run; how a step is cut into micro-batches
 /// does not count.   Errors   as CaseData.

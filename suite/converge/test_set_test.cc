@@ -29,14 +29,14 @@ auto refuses(const std::string& text, const std::string& words) {
       << text;
 }
 
-const Rule& rule_of(const std::vector<Rule>& rules, std::string_view name) {
-  for (const Rule& rule : rules) {
+const ConvergeRule& rule_of(const std::vector<ConvergeRule>& rules, std::string_view name) {
+  for (const ConvergeRule& rule : rules) {
     if (rule.name == name) return rule;
   }
   throw UsageError("no such rule");
 }
 
-std::vector<Rule> rules_of(const std::vector<TestSet>& sets) {
+std::vector<ConvergeRule> rules_of(const std::vector<TestSet>& sets) {
   RuleInputs inputs;
   inputs.control = control();
   inputs.seeds = {0};
@@ -126,7 +126,7 @@ TEST(ConvergeRules, AllHoldOfARightPlan) {
   const std::vector<TestSet> sets = {test_set("tp=2,pp=2", control()),
                                      test_set("cp=2,reduce-dtype=bf16", control())};
 
-  const std::vector<Rule> rules = rules_of(sets);
+  const std::vector<ConvergeRule> rules = rules_of(sets);
 
   EXPECT_NO_THROW(require_rules(rules));
   EXPECT_THAT(rule_of(rules, "tokens-per-step").sentence, HasSubstr("512 tokens"));
@@ -142,7 +142,7 @@ void expect_refused(const char* rule, const Change& change) {
   std::vector<TestSet> sets = {test_set("tp=2,pp=2", control())};
   change(sets.front());
 
-  const std::vector<Rule> rules = rules_of(sets);
+  const std::vector<ConvergeRule> rules = rules_of(sets);
 
   EXPECT_EQ(rule_of(rules, rule).status, RuleStatus::kRefused) << rule;
   EXPECT_THAT([&] { require_rules(rules); },

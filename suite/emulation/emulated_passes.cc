@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/observe/record_name.h"
 #include "subjects/model/ops/linear_loss.h"
 #include "subjects/model/ops/loss.h"
 #include "suite/emulation/emulated_autocast.h"
@@ -247,8 +248,10 @@ void EmulatedRank::report_loss(Loss& loss) {
   const at::Tensor own_mean = fp64_tensor({count == 0 ? 0.0 : sum / static_cast<double>(count)});
   Layout of_rank = over_dp(own_mean);
   add_place_on_pp(of_rank);
-  if (has_loss()) record(RecordKind::kScalar, "loss_per_dp_rank", own_mean, std::move(of_rank));
-  record(RecordKind::kScalar, "loss", mean, replicated({1}));
+  if (has_loss())
+    record(RecordKind::kScalar, scalar_name(NameRole::kLossPerDpRank), own_mean,
+           std::move(of_rank));
+  record(RecordKind::kScalar, scalar_name(NameRole::kLoss), mean, replicated({1}));
 }
 
 }  // namespace isoshard

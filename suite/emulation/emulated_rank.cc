@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/observe/record_name.h"
 #include "subjects/optim/clip.h"
 #include "suite/emulation/emulated_parts.h"
 #include "suite/emulation/emulated_reduction.h"
@@ -165,23 +166,25 @@ void EmulatedRank::train_step(int step) {
   for (const ParameterSpec& spec : trained_)
     record(RecordKind::kGrad, spec.name, gradients_.at(spec.name), piece_layout(spec));
   if (loss_scale_.has_value())
-    record(RecordKind::kScalar, "found_inf", fp64_tensor({is_skipped ? 1.0 : 0.0}),
-           replicated({1}));
+    record(RecordKind::kScalar, scalar_name(NameRole::kFoundInf),
+           fp64_tensor({is_skipped ? 1.0 : 0.0}), replicated({1}));
   const double norm = gradient_norm();
-  record(RecordKind::kScalar, "grad_norm", fp64_tensor({norm}), replicated({1}));
+  record(RecordKind::kScalar, scalar_name(NameRole::kGradNorm), fp64_tensor({norm}),
+         replicated({1}));
   if (!is_skipped) scale_gradients(gradients_, factor_of(norm));
   if (step == 0 && run_->resumed == nullptr) {
     own_parameters();
     make_masters();
   }
   const double rate = learning_rate_.at(step);
-  record(RecordKind::kScalar, "learning_rate", fp64_tensor({rate}), replicated({1}));
+  record(RecordKind::kScalar, scalar_name(NameRole::kLearningRate), fp64_tensor({rate}),
+         replicated({1}));
   optimizer_->set_learning_rate(rate);
   if (!is_skipped) {
     for (const ParameterSpec& spec : trained_) {
       if (run_->item.settings.max_grad_norm == 0) break;
-      record(RecordKind::kGrad, spec.name + ".clipped", gradients_.at(spec.name),
-             piece_layout(spec));
+      record(RecordKind::kGrad, to_string(RecordName{spec.name, NameRole::kClipped}),
+             gradients_.at(spec.name), piece_layout(spec));
     }
     if (has_masters()) {
       optimizer_->step(masters_, gradients_);
@@ -206,9 +209,10 @@ void EmulatedRank::record_progress(int step) {
     most = std::max(most, count);
   }
   if (!updates.empty())
-    record(RecordKind::kScalar, "optimizer_steps", fp64_tensor({fewest, most}), replicated({2}));
+    record(RecordKind::kScalar, scalar_name(NameRole::kOptimizerSteps), fp64_tensor({fewest, most}),
+           replicated({2}));
   const std::uint64_t seed = streams_.seed();
-  record(RecordKind::kScalar, "rng_state",
+  record(RecordKind::kScalar, scalar_name(NameRole::kRngState),
          fp64_tensor({static_cast<double>(seed / (std::uint64_t{1} << 32)),
                       static_cast<double>(seed % (std::uint64_t{1} << 32)), step + 1.0}),
          replicated({3}));
@@ -219,13 +223,15 @@ void EmulatedRank::record_backward(const Loss& loss) {
   Layout layout = replicated({1});
   add_averages(layout);
   add_place_on_pp(layout);
-  sink_->on_record({RecordKind::kScalar, "loss_backward", std::move(layout), scale()},
-                   fp64_tensor({loss.backward_sum}));
+  sink_->on_record(
+      {RecordKind::kScalar, scalar_name(NameRole::kLossBackward), std::move(layout), scale()},
+      fp64_tensor({loss.backward_sum}));
 }
 
 void EmulatedRank::begin_scaling() {
   if (!loss_scale_.has_value()) return;
-  record(RecordKind::kScalar, "loss_scale", fp64_tensor({scale()}), replicated({1}));
+  record(RecordKind::kScalar, scalar_name(NameRole::kLossScale), fp64_tensor({scale()}),
+         replicated({1}));
   scaled_sink_->set_scale(scale());
 }
 

@@ -5,6 +5,7 @@
 #include <set>
 #include <utility>
 
+#include "core/observe/record_name.h"
 #include "suite/emulation/emulated_parts.h"
 #include "suite/emulation/emulated_rank.h"
 
@@ -84,8 +85,8 @@ void EmulatedRank::record_state() {
   for (const ParameterSpec& spec : trained_) {
     const at::Tensor& stepped = has_masters() ? masters_.at(spec.name) : parameters_.at(spec.name);
     if (own_masters)
-      record(RecordKind::kOptimizer, spec.name + ".master", masters_.at(spec.name),
-             piece_layout(spec));
+      record(RecordKind::kOptimizer, to_string(RecordName{spec.name, NameRole::kMaster}),
+             masters_.at(spec.name), piece_layout(spec));
     const std::string prefix = spec.name + ".";
     for (auto entry = state.lower_bound(prefix);
          entry != state.end() && entry->first.starts_with(prefix); ++entry) {
@@ -118,7 +119,8 @@ void EmulatedRank::record_accumulated() {
     if (!is_reduced) add_averages(layout);
     if (is_summed) layout.placements.push_back(partial(Axis::kTp, Reduction::kSum));
     add_place_on_pp(layout);
-    sink_->on_record({RecordKind::kGrad, spec.name + ".micro_batch", std::move(layout), scale()},
+    sink_->on_record({RecordKind::kGrad, to_string(RecordName{spec.name, NameRole::kMicroBatch}),
+                      std::move(layout), scale()},
                      sum.defined() ? sum.detach() : at::zeros_like(parameter).detach());
   }
 }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/observe/record_name.h"
 #include "subjects/model/ops/autocast.h"
 #include "subjects/model/ops/linear.h"
 
@@ -188,8 +189,9 @@ at::Tensor EmulatedStrategy::recorded_partial(std::string_view module, at::Tenso
   Layout gradient = over_context(activation_layout(partial_sum, -1), partial_sum, 1);
   Layout value = gradient;
   value.placements.push_back(partial(Axis::kTp));
-  return detail::tap_with_sink(*sink, std::string(module) + ".partial", std::move(partial_sum),
-                               activation_grad_scale(), std::move(value), std::move(gradient));
+  return detail::tap_with_sink(*sink, to_string(RecordName{module, NameRole::kSummand}),
+                               std::move(partial_sum), activation_grad_scale(), std::move(value),
+                               std::move(gradient));
 }
 
 // A fused product is made by its first module; each takes its rows of every turn.

@@ -15,6 +15,7 @@
 #include "core/base/suggest.h"
 #include "fixtures/cases/presets.h"
 #include "harness/trace/numbers.h"
+#include "harness/trace/run_view.h"
 #include "harness/world/forked/forked_world.h"
 #include "suite/faults/catalogue.h"
 #include "suite/reference/reference.h"
@@ -194,8 +195,7 @@ Case clipped(Case item) {
   auto known = norms.find(slug);
   if (known == norms.end()) {
     const Reference reference = make_reference(item, {.responses = 0});
-    const RecordKey norm{0, RecordKind::kScalar, "grad_norm", 0};
-    known = norms.emplace(slug, number_of(reference.tensor(norm))).first;
+    known = norms.emplace(slug, RunView(reference).grad_norm(0).value()).first;
   }
   // two digits fit a slug
   item.settings.max_grad_norm = std::stod(fmt::format("{:.2g}", known->second / 2));

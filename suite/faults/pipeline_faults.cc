@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "core/comm/tensor.h"
+#include "core/observe/layer_name.h"
 #include "subjects/model/zoo/registry.h"
 #include "suite/faults/catalogue.h"
 #include "suite/faults/test_doubles.h"
@@ -30,7 +31,7 @@ Fault clip_norm_per_stage() {
 
 // "model.layers.2.mlp.up_proj.weight" with the layer's number less `first`.
 std::string in_stage(const std::string& name, std::int64_t first) {
-  const std::string layer = layer_of(name);
+  const std::string layer(layer_of(name));
   if (layer.empty()) return name;
   const std::size_t dot = layer.rfind('.') + 1;
   const std::int64_t number = std::stoll(layer.substr(dot)) - first;
@@ -259,7 +260,7 @@ Fault attn_scale_uses_local_layer_number() {
     parts.strategy = strategy_double(
         parts.strategy, {.attention = [first, probe](const Strategy& inner, std::string_view module,
                                                      const AttentionInputs& in) {
-          const std::string layer = layer_of(module);
+          const std::string layer(layer_of(module));
           const double number = 1 + std::stod(layer.substr(layer.rfind('.') + 1));
           const double wrong = number / (number - static_cast<double>(first));
           return inner.attention(module, counted(probe, in.q_BNSD, in.q_BNSD * wrong), in.k_BKSD,

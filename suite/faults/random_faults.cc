@@ -9,6 +9,7 @@
 #include <string>
 #include <utility>
 
+#include "core/observe/layer_name.h"
 #include "subjects/model/ops/autocast.h"
 #include "subjects/model/zoo/registry.h"
 #include "suite/faults/catalogue.h"
@@ -77,7 +78,7 @@ Fault recompute_in_default_dtype() {
          probe](const Strategy& inner, std::string_view module, const at::Tensor& x,
                 const at::Tensor& weight, const std::optional<at::Tensor>& bias, Sink* sink) {
           const bool is_second =
-              is_here && !layer_of(module).empty() && ++(*calls)[std::string(module)] % 2 == 0;
+              is_here && !within_layer(module).empty() && ++(*calls)[std::string(module)] % 2 == 0;
           if (!is_second) return inner.linear(module, x, weight, bias, sink);
           probe.fired();
           const AutocastScope autocast(x.device().type(), at::kHalf);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/comm/tensor.h"
+#include "core/observe/layer_name.h"
 #include "suite/faults/catalogue.h"
 #include "suite/faults/test_doubles.h"
 

@@ -256,12 +256,11 @@ Fault fused_shards_all_from_rank0() {
     };
     read_fused_weights_at(place, fused_weights(parts, item), parts, mesh, probe);
   };
-  fault.expected = {
-      Stage::kParametersRead,
-      "model.layers.0.self_attn.q_proj.weight",
-      {1, 2, 4, 5},
-      {CauseId::kShardsOfOtherRank,
-       {{"axis", "tp"}, {"coordinate", 0}, {"is_fused", 1}, {"ranks", std::vector{1, 2, 4, 5}}}}};
+  fault.expected = {Stage::kParametersRead,
+                    "model.layers.0.self_attn.q_proj.weight",
+                    {1, 2, 4, 5},
+                    {CauseId::kShardsOfOtherRank,
+                     {{"axis", "tp"}, {"coordinate", 0}, {"ranks", std::vector{1, 2, 4, 5}}}}};
   return fault;
 }
 

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/comm/tensor.h"
+#include "core/observe/layer_name.h"
 #include "subjects/optim/wrapped_optimizer.h"
 #include "subjects/parallel/wrapped_data_parallel.h"
 #include "suite/record/make_subject.h"
@@ -291,20 +292,10 @@ at::Tensor tensor_of(const Buffer& buffer) {
   return at::from_blob(buffer.data, {buffer.count}, scalar_type_of(buffer.dtype));
 }
 
-std::string layer_of(std::string_view name) {
-  for (std::size_t dot = name.find('.'); dot != std::string_view::npos;
-       dot = name.find('.', dot + 1)) {
-    const std::size_t end = name.find_first_not_of("0123456789", dot + 1);
-    if (end != std::string_view::npos && end > dot + 1 && name[end] == '.')
-      return std::string(name.substr(0, end));
-  }
-  return "";
-}
-
 std::set<std::string> first_row_biases(const Case& item) {
   std::set<std::string> layers, biases;
   for (const ParameterSpec& spec : make_model(item.config, item.attention)->parameters()) {
-    if (spec.param_class == ParamClass::kRowBias && layers.insert(layer_of(spec.name)).second)
+    if (spec.param_class == ParamClass::kRowBias && layers.emplace(layer_of(spec.name)).second)
       biases.insert(spec.name);
   }
   return biases;

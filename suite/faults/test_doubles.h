@@ -119,9 +119,6 @@ using GradientEdit = std::function<void(const Parameters& parameters, int micro_
 /// Whether a module or parameter is of the last layer, for every architecture's name of its layers
 /// ("model.layers.1.", "transformer.h.1.").
 [[nodiscard]] bool is_in_last_layer(const Case& item, std::string_view name);
-/// The prefix of the layer of a module or parameter, layer number included ("model.layers.1",
-/// "transformer.h.1"); empty if it belongs to no layer.
-[[nodiscard]] std::string layer_of(std::string_view name);
 /// The bias of the first row-parallel module with a bias in each layer: attention's, where it has
 /// one.
 [[nodiscard]] std::set<std::string> first_row_biases(const Case& item);

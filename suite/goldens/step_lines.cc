@@ -10,7 +10,6 @@
 #include <utility>
 
 #include "fixtures/oracle/arithmetic_digest.h"
-#include "harness/trace/clipped.h"
 #include "harness/trace/numbers.h"
 #include "harness/trace/stage.h"
 
@@ -62,7 +61,7 @@ std::string copies_of(const Trace& trace, const RecordKey& key) {
 /// they are stepped with and between micro-batches, counters, the loss once more.
 bool is_stored(const TensorComparison& tensor) {
   return !is_gradient_besides(tensor.key) && tensor.stage != Stage::kProgress &&
-         tensor.key.name != "loss_backward";
+         role_of(tensor.key) != NameRole::kLossBackward;
 }
 
 /// A tensor of so few elements may equal another one by chance.

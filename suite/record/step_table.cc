@@ -6,20 +6,10 @@
 #include <array>
 #include <utility>
 
+#include "core/observe/layer_name.h"
+
 namespace isoshard {
 namespace {
-
-/// "model.layers.0" of "model.layers.0.mlp.up_proj.weight": up to the first number; empty outside.
-std::string layer_of(std::string_view parameter) {
-  for (std::size_t begin = 0; begin < parameter.size();) {
-    const std::size_t end = std::min(parameter.find('.', begin), parameter.size());
-    const std::string_view part = parameter.substr(begin, end - begin);
-    if (!part.empty() && part.find_first_not_of("0123456789") == std::string_view::npos)
-      return std::string(parameter.substr(0, end));
-    begin = end + 1;
-  }
-  return "";
-}
 
 /// The place of a rotary decoder's parameter in the execution of its layer.
 int place_in_layer(std::string_view parameter) {
@@ -57,7 +47,7 @@ StepTable::StepTable(const Case& item, const NumericsSpec& numerics, const Model
       specs_(model.parameters()) {
   find_parameters();
   for (const ParameterSpec& spec : specs_) {
-    const std::string layer = layer_of(spec.name);
+    const std::string layer(layer_of(spec.name));
     if (!layer.empty() && (layers_.empty() || layers_.back() != layer) &&
         std::find(layers_.begin(), layers_.end(), layer) == layers_.end())
       layers_.push_back(layer);
@@ -70,7 +60,7 @@ void StepTable::find_trained() {
   for (const ParameterSpec& spec : specs_) in_order_.push_back(spec.name);
   // norms of rotary decoders stand behind what comes after them
   for (auto begin = in_order_.begin(); begin != in_order_.end();) {
-    const std::string layer = layer_of(*begin);
+    const std::string layer(layer_of(*begin));
     const auto end = std::find_if(begin, in_order_.end(),
                                   [&](const std::string& name) { return layer_of(name) != layer; });
     const bool is_rotary = std::any_of(begin, end, [](const std::string& name) {

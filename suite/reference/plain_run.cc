@@ -14,7 +14,6 @@
 
 #include "core/base/reference_name.h"
 #include "core/mesh/mesh.h"
-#include "harness/trace/clipped.h"
 #include "subjects/optim/wrapped_optimizer.h"
 #include "subjects/parallel/frozen_weights.h"
 #include "subjects/train/torch_norm.h"
@@ -28,9 +27,11 @@ namespace isoshard {
 namespace {
 
 bool is_of_parameters(const Site& site) {
+  const NameRole role = parse_record_name(site.kind, site.name).role;
   return site.kind == RecordKind::kParam || site.kind == RecordKind::kGrad ||
-         site.kind == RecordKind::kOptimizer || site.name == "grad_norm" ||
-         site.name == "learning_rate" || site.name == "loss_scale" || site.name == "found_inf";
+         site.kind == RecordKind::kOptimizer || role == NameRole::kGradNorm ||
+         role == NameRole::kLearningRate || role == NameRole::kLossScale ||
+         role == NameRole::kFoundInf;
 }
 
 class OfGradientsScaled final : public Sink {
@@ -52,7 +53,7 @@ class OfGradientsScaled final : public Sink {
   void on_record(const Site& site, const at::Tensor& value) override {
     if (!is_of_parameters(site)) return;
     // the sums of all ranks, at the end of a micro-batch
-    if (final_gradient_of({0, site.kind, site.name, 0}).has_value() &&
+    if (parse_record_name(site.kind, site.name).role == NameRole::kMicroBatch &&
         ++sums_[site.name] % groups_ != 0)
       return;
     recorder_->on_record(site.kind == RecordKind::kGrad ? scaled(site) : site, value);

@@ -53,7 +53,7 @@ StudyTags tags_of(const Case& item, const Reference& reference, const Trace& cle
   }
   for (const RankTrace& rank : clean.ranks) {
     for (const Record& record : rank.records) {
-      if (!is_collectives(record.key) || !record.kept) continue;
+      if (role_of(record.key) != NameRole::kCollectives || !record.kept) continue;
       for (const CollectiveCall& call : calls_of(rank.tensor(record).bytes)) {
         const bool has_result = call.op != CollectiveOp::kSend &&
                                 call.op != CollectiveOp::kBarrier && is_floating(call.dtype);
@@ -130,10 +130,11 @@ class Study {
 
   void judge(const Known& known, const Composition& c, StudyRow& row) const {
     row.composition = c.words();
-    row.point = c.point;
-    row.change = c.change;
-    row.extent = c.extent;
-    row.magnitude = c.magnitude;
+    row.bug = c;
+    row.bug_ranks.clear();
+    const MeshShape mesh = known.item.mesh();
+    for (int rank = 0; rank < mesh.world_size(); ++rank)
+      if (c.is_on(mesh, rank)) row.bug_ranks.push_back(rank);
     const FaultProbe probe;
     judge_run(known, with_composition(c, known.item, probe), place_of(c), row);
     row.fired = probe.count() > 0;
@@ -158,9 +159,19 @@ class Study {
       row.exact_place = is_at(*place, *equality.first->key);
     if (place.has_value() && row.within)
       row.within_place = is_at(*place, verdict.findings.front().key);
-    row.cause = row.within ? verdict.findings.front().diagnosis : "";
+    if (row.within) blame(verdict.findings.front(), row);
     row.weak = weak_alarms(known.reference, run, known.curve, training.wait().curve,
                            item.coarsest_dtype());
+  }
+
+  static void blame(const Finding& first, StudyRow& row) {
+    row.blame = {.at_place = row.within_place, .ranks = first.ranks, .cause = first.cause};
+    row.diagnosis = first.diagnosis;
+    // where the first tensor has no cause of its own, that of another one is given
+    const RecordKey own = final_of(first.key);
+    const IdValue* const of = find_value(first.cause.values, "of");
+    if (of != nullptr && *of != IdValue(describe(own)) && row.within_place.has_value())
+      row.blame.at_place = false;
   }
 
   static bool is_at(const StudyPlace& place, const RecordKey& key) {
@@ -175,6 +186,10 @@ class Study {
 };
 
 }  // namespace
+
+CauseGrade StudyRow::grade() const {
+  return index >= 0 && fired && within ? grade_of(bug, bug_ranks, blame) : CauseGrade::kNotGraded;
+}
 
 StudyRow judge_composition(const Case& item, const std::optional<Composition>& composition,
                            int curve_steps) {

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "suite/study/composition.h"
+#include "suite/study/grade.h"
 #include "suite/study/weak_checks.h"
 
 namespace isoshard {
@@ -23,12 +24,10 @@ struct StudyPlan {
 /// What was said of one run. Of a run without a bug (`composition` is empty) every alarm is false.
 struct StudyRow {
   std::int64_t index = -1;  ///< of the composition in its seed's stream; of a clean run below 0
-  std::string case_slug = {}, composition = {};
-  StudyPoint point = StudyPoint::kForward;
-  StudyChange change = StudyChange::kScale;
-  StudyExtent extent = StudyExtent::kAll;
-  double magnitude = 0;
-  bool fired = false;       ///< a bit was changed
+  std::string case_slug = {}, composition = {};  ///< in words
+  Composition bug = {};                          ///< but for its position, which no file keeps
+  std::vector<int> bug_ranks = {};               ///< that go wrong
+  bool fired = false;                            ///< a bit was changed
   bool is_visible = false;  ///< some recorded bit, or a call of a collective, is another one
   bool exact = false;       ///< alarm of `verify`, which knows the declared arithmetic
   bool within = false;      ///< alarm of `verify --reference plain`: tolerances alone
@@ -36,8 +35,11 @@ struct StudyRow {
   /// Whether the first finding is the changed tensor; nothing where it depends on what is carried,
   /// or without an alarm.
   std::optional<bool> exact_place = {}, within_place = {};
-  /// The likely cause that the verdict within tolerances gives; empty: none.
-  std::string cause = {};
+  Blame blame = {};            ///< by the verdict within tolerances; empty without an alarm
+  std::string diagnosis = {};  ///< the cause of it in words, with its tensor and what is around it
+
+  /// Whether its cause is the bug: of a bug that fired and is alarmed within tolerances.
+  [[nodiscard]] CauseGrade grade() const;
 };
 
 /// The first two lines of a study's file: what its rows depend on, and the names of its columns.

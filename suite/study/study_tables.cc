@@ -5,7 +5,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <functional>
+#include <initializer_list>
 #include <string_view>
 #include <utility>
 
@@ -80,9 +82,17 @@ std::vector<Group> points() {
   std::vector<Group> groups;
   for (const StudyPoint point :
        {StudyPoint::kForward, StudyPoint::kBackward, StudyPoint::kCollective, StudyPoint::kUpdate})
-    groups.push_back(
-        {std::string(name_of(point)), [point](const StudyRow& row) { return row.point == point; }});
+    groups.push_back({std::string(name_of(point)),
+                      [point](const StudyRow& row) { return row.bug.point == point; }});
   groups.push_back({"all", [](const StudyRow&) { return true; }});
+  return groups;
+}
+
+std::vector<Group> changes(std::initializer_list<StudyChange> some) {
+  std::vector<Group> groups;
+  for (const StudyChange change : some)
+    groups.push_back({std::string(name_of(change)),
+                      [change](const StudyRow& row) { return row.bug.change == change; }});
   return groups;
 }
 
@@ -90,11 +100,10 @@ std::vector<Group> magnitudes() {
   std::vector<Group> groups;
   for (const double magnitude : kMagnitudes)
     groups.push_back({fmt::format("{:g}", magnitude),
-                      [magnitude](const StudyRow& row) { return row.magnitude == magnitude; }});
-  for (const StudyChange change :
-       {StudyChange::kZero, StudyChange::kRoll, StudyChange::kRound, StudyChange::kSkip})
-    groups.push_back({std::string(name_of(change)),
-                      [change](const StudyRow& row) { return row.change == change; }});
+                      [magnitude](const StudyRow& row) { return row.bug.magnitude == magnitude; }});
+  for (Group& group :
+       changes({StudyChange::kZero, StudyChange::kRoll, StudyChange::kRound, StudyChange::kSkip}))
+    groups.push_back(std::move(group));
   return groups;
 }
 
@@ -102,7 +111,7 @@ std::vector<Group> extents() {
   std::vector<Group> groups;
   for (const StudyExtent extent : {StudyExtent::kAll, StudyExtent::kPart, StudyExtent::kElement})
     groups.push_back({std::string(name_of(extent)),
-                      [extent](const StudyRow& row) { return row.extent == extent; }});
+                      [extent](const StudyRow& row) { return row.bug.extent == extent; }});
   return groups;
 }
 
@@ -131,6 +140,45 @@ std::string places(const std::vector<StudyRow>& bugs) {
          "\n";
 }
 
+constexpr std::array kGrades = {CauseGrade::kRight, CauseGrade::kPlaceOnly, CauseGrade::kWrong,
+                                CauseGrade::kNone};
+
+std::string grades_of(std::string_view title, const std::vector<StudyRow>& graded,
+                      const std::vector<Group>& groups) {
+  std::string text = fmt::format("| causes by {} | alarms |", title), rule = "|---|---|";
+  for (const CauseGrade grade : kGrades) {
+    text += fmt::format(" {} |", name_of(grade));
+    rule += "---|";
+  }
+  text += "\n" + rule + "\n";
+  for (const Group& group : groups) {
+    const std::vector<StudyRow> some = chosen(graded, group.has);
+    const auto all = static_cast<std::int64_t>(some.size());
+    if (all == 0) continue;
+    text += fmt::format("| {} | {} |", group.name, all);
+    for (const CauseGrade grade : kGrades) {
+      const auto is_so = [grade](const StudyRow& row) { return row.grade() == grade; };
+      text += fmt::format(" {} |", percent(count(some, is_so), all));
+    }
+    text += "\n";
+  }
+  return text + "\n";
+}
+
+/// Whether the causes are the bugs, of runs that are alarmed within tolerances. Noise has no cause:
+/// none is the right answer there, so it is counted by change alone.
+std::string causes(const std::vector<StudyRow>& bugs) {
+  const auto is_graded = [](const StudyRow& row) { return row.grade() != CauseGrade::kNotGraded; };
+  const auto is_named = [](const StudyRow& row) { return row.bug.change != StudyChange::kNoise; };
+  const std::vector<StudyRow> graded = chosen(bugs, is_graded), named = chosen(graded, is_named);
+  return grades_of("change", graded,
+                   changes({StudyChange::kScale, StudyChange::kShift, StudyChange::kZero,
+                            StudyChange::kRoll, StudyChange::kRound, StudyChange::kSkip,
+                            StudyChange::kNoise})) +
+         grades_of("point, without noise", named, points()) +
+         grades_of("extent, without noise", named, extents());
+}
+
 std::string false_alarms(const std::vector<StudyRow>& clean) {
   std::string text = "| check | alarms on runs without a bug |\n|---|---|\n";
   for (const Check& check : all_checks())
@@ -147,7 +195,7 @@ SharePanel panel_of(std::string title, const std::vector<StudyRow>& bugs) {
     ShareLine line{.name = check.name};
     for (auto magnitude = kMagnitudes.rbegin(); magnitude != kMagnitudes.rend(); ++magnitude) {
       const std::vector<StudyRow> some =
-          chosen(bugs, [&](const StudyRow& row) { return row.magnitude == *magnitude; });
+          chosen(bugs, [&](const StudyRow& row) { return row.bug.magnitude == *magnitude; });
       line.shares.push_back(some.empty() ? std::optional<double>()
                                          : static_cast<double>(count(some, check.alarms)) /
                                                static_cast<double>(some.size()));
@@ -167,21 +215,22 @@ std::string study_tables(const std::vector<StudyRow>& rows) {
   const std::vector<StudyRow> bugs = bugs_of(rows), clean = chosen(rows, is_clean);
   const std::int64_t hidden = count(bugs, [](const StudyRow& row) { return !row.is_visible; });
   const std::int64_t idle = static_cast<std::int64_t>(rows.size() - clean.size() - bugs.size());
-  const std::int64_t told = count(bugs, [](const StudyRow& row) { return !row.cause.empty(); });
   std::string text = fmt::format(
       "{} bugs on {} cases. {} of them changed a bit that no record shows; {} compositions changed "
-      "none. A cause was given for {}.\n\n",
-      bugs.size(), clean.size(), hidden, idle, told);
+      "none.\n\n",
+      bugs.size(), clean.size(), hidden, idle);
   text += table_of("point", bugs, points());
   text += table_of("change", bugs, magnitudes());
   text += table_of("extent", bugs, extents());
   text += table_of("dtype", bugs, dtypes());
-  return text + places(bugs) + false_alarms(clean);
+  return text + places(bugs) + causes(bugs) + false_alarms(clean);
 }
 
 std::vector<SharePanel> sensitivity_panels(const std::vector<StudyRow>& rows) {
   const std::vector<StudyRow> bugs = bugs_of(rows);
-  const auto is_element = [](const StudyRow& row) { return row.extent == StudyExtent::kElement; };
+  const auto is_element = [](const StudyRow& row) {
+    return row.bug.extent == StudyExtent::kElement;
+  };
   return {panel_of("Bugs in all or a quarter of a tensor: share that each check alarms",
                    chosen(bugs, std::not_fn(is_element))),
           panel_of("Bugs in one element", chosen(bugs, is_element))};

@@ -10,8 +10,8 @@
 namespace isoshard {
 
 /// What each check sees: by point, by magnitude, by extent; of what isoshard alarms whether the
-/// first finding is the changed tensor; and how many clean runs each check alarms. Only rows whose
-/// bug changed a bit count.
+/// first finding is the changed tensor, and whether its cause is the bug; and how many clean runs
+/// each check alarms. Only rows whose bug changed a bit count.
 [[nodiscard]] std::string study_tables(const std::vector<StudyRow>& rows);
 
 /// The shares of alarms by magnitude, one line a check: of changes of all elements or a quarter of

@@ -85,6 +85,7 @@ TEST(FaultStudy, EachCheckSeesWhatItLooksAt) {
   EXPECT_TRUE(wrong_backward.fired && wrong_backward.exact && wrong_backward.within);
   EXPECT_EQ(wrong_backward.exact_place, true);
   EXPECT_EQ(wrong_backward.within_place, true);
+  EXPECT_NE(wrong_backward.grade(), CauseGrade::kNotGraded) << wrong_backward.diagnosis;
   EXPECT_TRUE(said(wrong_backward, WeakCheck::kGradients));
   EXPECT_FALSE(said(wrong_backward, WeakCheck::kForward));
   EXPECT_FALSE(said(wrong_backward, WeakCheck::kFirstLoss));
@@ -92,6 +93,7 @@ TEST(FaultStudy, EachCheckSeesWhatItLooksAt) {
   EXPECT_TRUE(wrong_element.fired && wrong_element.exact);
   EXPECT_EQ(wrong_element.exact_place, true);
   EXPECT_FALSE(wrong_element.within) << "as small as a rounding";
+  EXPECT_EQ(wrong_element.grade(), CauseGrade::kNotGraded);
   for (const WeakCheck check : kWeakChecks) EXPECT_FALSE(said(wrong_element, check));
 }
 
@@ -143,12 +145,17 @@ TEST(Compositions, AreDrawnAlikeAndOfAllKinds) {
 }
 
 StudyRow made_up(std::int64_t index, double magnitude, bool is_seen) {
-  StudyRow row{
-      .index = index, .case_slug = "case_bf16", .composition = "c", .magnitude = magnitude};
+  StudyRow row{.index = index, .case_slug = "case_bf16", .composition = "c"};
+  row.bug = {.tag = "w", .magnitude = magnitude, .axis = Axis::kTp, .coordinate = 1};
+  row.bug_ranks = {1, 3};
   row.fired = row.is_visible = row.exact = index >= 0;
   row.within = is_seen;
-  if (is_seen) row.within_place = false;
-  row.cause = is_seen ? "scale 2, which is tp" : "";
+  if (!is_seen) return row;
+  row.within_place = row.blame.at_place = true;
+  row.blame.ranks = {1, 3};
+  row.blame.cause =
+      make_cause(CauseId::kScale, {{"scale", 1 + magnitude}, {"ranks", row.bug_ranks}});
+  row.diagnosis = "forward of w: scale 2, which is \"tp\"";
   return row;
 }
 
@@ -161,14 +168,17 @@ TEST(StudyTables, CountWhatRowsSay) {
 
   EXPECT_THAT(text, StartsWith("3 bugs on 1 cases. 0 of them"));
   EXPECT_THAT(text, HasSubstr("| 0.1 | 2 | 100 % | 50 % | 0 % |"));
-  EXPECT_THAT(text, HasSubstr("| isoshard, within tolerance | 1 | 0 % |"));
+  EXPECT_THAT(text, HasSubstr("| isoshard, within tolerance | 1 | 100 % |"));
   EXPECT_THAT(text, HasSubstr("| isoshard, exact | 0 of 1 |"));
+  EXPECT_THAT(text, HasSubstr("| scale | 1 | 100 % | 0 % | 0 % | 0 % |"));
   ASSERT_EQ(panels.size(), 2U);
   EXPECT_EQ(panels[0].places.front(), "0.1 %");
   EXPECT_EQ(panels[0].lines[1].shares[4], 0.5);
   EXPECT_EQ(panels[0].lines[1].shares[1], std::nullopt) << "no run has it";
   EXPECT_THAT(share_figure(panels, "magnitude"), HasSubstr(">isoshard, exact</text>"));
   EXPECT_EQ(failures_of(rows).missed, 0);
+  rows[1].blame.ranks = {0};
+  EXPECT_THAT(study_tables(rows), HasSubstr("| scale | 1 | 0 % | 0 % | 100 % | 0 % |"));
   rows[0].within = true;
   rows[2].exact = false;
   EXPECT_EQ(failures_of(rows).false_alarms, 1);
@@ -201,7 +211,10 @@ TEST_F(StudyFile, IsReadAsItWasWritten) {
 
   ASSERT_EQ(rows.size(), 1U) << "the line that a killed run left is no row";
   EXPECT_EQ(to_line(rows[0]), to_line(row));
-  EXPECT_EQ(rows[0].cause, "scale 2, which is tp");
+  EXPECT_EQ(rows[0].diagnosis, row.diagnosis);
+  EXPECT_EQ(rows[0].bug.words(), row.bug.words());
+  EXPECT_EQ(rows[0].blame.cause.number("scale"), 1.003);
+  EXPECT_EQ(rows[0].grade(), CauseGrade::kRight);
   EXPECT_EQ(read_study(path_.string() + ".none", plan_).size(), 0U);
 }
 
@@ -211,11 +224,15 @@ TEST_F(StudyFile, OfAnotherStudyIsRefused) {
               HasSubstr("seed 3, curves of 100 steps', got '# isoshard faults study, "
                         "seed 4"));
   write(study_head(plan_) + "1,2,3\n");
-  EXPECT_THAT(problem(plan_), HasSubstr("line 3: must be 19 columns, got '3'"));
+  EXPECT_THAT(problem(plan_), HasSubstr("line 3: must be 31 columns, got '3'"));
   std::string line = to_line(made_up(1, 0.1, true));
   line.replace(line.find("scale"), 5, "sclae");
   write(study_head(plan_) + line);
   EXPECT_THAT(problem(plan_), HasSubstr("must be a name that a study has, got 'sclae'"));
+  line = to_line(made_up(1, 0.1, true));
+  line.replace(line.find(",scale,\"{") + 1, 5, "sclae");
+  write(study_head(plan_) + line);
+  EXPECT_THAT(problem(plan_), HasSubstr("must be a cause, got 'sclae'"));
 }
 
 }  // namespace

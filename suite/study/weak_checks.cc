@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "harness/report/tables.h"
-#include "harness/trace/clipped.h"
 #include "harness/trace/numbers.h"
 #include "harness/trace/stage.h"
 
@@ -57,7 +56,7 @@ bool any_wrong(const Reference& reference, const Trace& run, Chooses chooses, Ac
 }
 
 bool is_activation(const Record& record) {
-  return record.key.kind == RecordKind::kActivation && !record.key.name.ends_with(".partial");
+  return record.key.kind == RecordKind::kActivation && role_of(record.key) != NameRole::kSummand;
 }
 
 bool is_gradient(const Record& record) {

@@ -56,11 +56,13 @@ inline Trace run_alone(const Case& item, Keep keep = Keep::kNothing) {
 inline Trace from_step(Trace run, int first) {
   for (RankTrace& rank : run.ranks) {
     std::erase_if(rank.records, [&](const Record& record) {
-      const bool is_state = (record.key.kind == RecordKind::kParam && !is_read_again(record.key)) ||
-                            record.key.kind == RecordKind::kOptimizer ||
-                            record.key.name == "optimizer_steps" || record.key.name == "rng_state";
+      const bool is_state =
+          (record.key.kind == RecordKind::kParam && role_of(record.key) != NameRole::kReadAgain) ||
+          record.key.kind == RecordKind::kOptimizer ||
+          role_of(record.key) == NameRole::kOptimizerSteps ||
+          role_of(record.key) == NameRole::kRngState;
       // a new process of DDP orders its buckets anew, in other calls
-      return is_collectives(record.key) ||
+      return role_of(record.key) == NameRole::kCollectives ||
              (record.key.step < first && !(record.key.step == first - 1 && is_state));
     });
   }

@@ -11,7 +11,6 @@
 #include <string>
 #include <vector>
 
-#include "harness/trace/clipped.h"
 #include "harness/trace/collective_calls.h"
 #include "harness/trace/stage.h"
 #include "suite/emulation/emulated_reference.h"
@@ -69,9 +68,10 @@ inline std::string first_difference(const Trace& emulated, const Trace& actual) 
   const auto shared = [](const RankTrace& rank) {
     std::vector<Record> records;
     std::ranges::copy_if(rank.records, std::back_inserter(records), [](const Record& record) {
-      const bool is_second_pass =
-          record.key.kind == RecordKind::kActivation && first_draw_of(record.key).has_value();
-      return !is_second_pass && !is_read_again(record.key) && !is_collectives(record.key);
+      const bool is_second_pass = record.key.kind == RecordKind::kActivation &&
+                                  role_of(record.key) == NameRole::kRecomputed;
+      return !is_second_pass && role_of(record.key) != NameRole::kReadAgain &&
+             role_of(record.key) != NameRole::kCollectives;
     });
     return records;
   };
@@ -142,11 +142,12 @@ inline void expect_bit_equal_to_the_subject(const Case& item) {
   int clipped = 0, between = 0, read = 0, collectives = 0, counters = 0;
   for (const RankTrace& rank : actual.ranks) {
     for (const Record& record : rank.records) {
-      clipped += unclipped_of(record.key).has_value() ? 1 : 0;
-      between += final_gradient_of(record.key).has_value() ? 1 : 0;
-      read += is_read_again(record.key) ? 1 : 0;
-      collectives += is_collectives(record.key) ? 1 : 0;
-      counters += stage_of(record.key) == Stage::kProgress && !is_collectives(record.key) &&
+      clipped += role_of(record.key) == NameRole::kClipped ? 1 : 0;
+      between += role_of(record.key) == NameRole::kMicroBatch ? 1 : 0;
+      read += role_of(record.key) == NameRole::kReadAgain ? 1 : 0;
+      collectives += role_of(record.key) == NameRole::kCollectives ? 1 : 0;
+      counters += stage_of(record.key) == Stage::kProgress &&
+                          role_of(record.key) != NameRole::kCollectives &&
                           record.key.kind == RecordKind::kScalar
                       ? 1
                       : 0;

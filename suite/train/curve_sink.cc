@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "core/observe/record_name.h"
 
 namespace isoshard {
 namespace {
@@ -98,12 +99,13 @@ at::Tensor CurveSink::on_activation_grad(const Site& site, at::Tensor gradient) 
 void CurveSink::on_record(const Site& site, const at::Tensor& value) {
   search(site, value);
   if (site.kind == RecordKind::kScalar) {
-    if (site.name == "loss") current().loss = values_of(value).at(0);
-    if (site.name == "loss_per_dp_rank") current().rank_losses = values_of(value);
-    if (site.name == "learning_rate") current().learning_rate = values_of(value).at(0);
-    if (site.name == "found_inf") is_skipped_ = values_of(value).at(0) != 0;
+    const NameRole role = parse_record_name(site.kind, site.name).role;
+    if (role == NameRole::kLoss) current().loss = values_of(value).at(0);
+    if (role == NameRole::kLossPerDpRank) current().rank_losses = values_of(value);
+    if (role == NameRole::kLearningRate) current().learning_rate = values_of(value).at(0);
+    if (role == NameRole::kFoundInf) is_skipped_ = values_of(value).at(0) != 0;
     // A step that is skipped because its gradients overflowed uses none of them.
-    if (site.name == "grad_norm") current().grad_norm = is_skipped_ ? 0 : values_of(value).at(0);
+    if (role == NameRole::kGradNorm) current().grad_norm = is_skipped_ ? 0 : values_of(value).at(0);
     return;
   }
   // The parameters as read, before step 0, have no step before them.

@@ -15,7 +15,6 @@
 
 #include "core/base/error.h"
 #include "fixtures/cases/setting.h"
-#include "harness/trace/clipped.h"
 #include "harness/world/interrupt.h"
 #include "harness/world/machine.h"
 #include "suite/reference/warm_up_training.h"
@@ -68,7 +67,7 @@ ReportCase judged(FaultJudge& judge, const Fault& fault, const Case& item,
 
 bool is_place(const ExpectedDetection& expected, const Finding& first) {
   // of several micro-batches the sum after one of them is named, where that is wrong already
-  const std::string name = final_gradient_of(first.key).value_or(first.key).name;
+  const std::string name = final_of(first.key).name;
   return first.stage == expected.stage && first.key.step == expected.step &&
          (expected.name.empty() || name == expected.name);
 }
@@ -99,6 +98,26 @@ std::vector<Case> cases_of(const Fault& fault) {
 double seconds_since(std::chrono::steady_clock::time_point start) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
 }
+
+/// What became of the causes of alarms.
+struct CauseShares {
+  std::size_t right = 0;  ///< the catalog's, at its tensor
+  std::size_t at_tensor = 0, elsewhere = 0, none = 0;
+
+  void add(const ReportDetection::Row& row, const Cause& cause) {
+    if (row.place && row.cause)
+      ++right;
+    else if (cause.empty())
+      ++none;
+    else
+      ++(row.place ? at_tensor : elsewhere);
+  }
+  [[nodiscard]] std::string words() const {
+    return fmt::format(
+        "causes of alarms: {} right, {} others at the right tensor, {} at another, {} without one",
+        right, at_tensor, elsewhere, none);
+  }
+};
 
 /// Nothing where the fault changes no value and need not: only the catalog's own case must show it.
 std::optional<ReportCase> judged_as_row(FaultJudge& judge, const Fault& fault, const Case& item,
@@ -178,7 +197,7 @@ std::string missed(const Fault& fault, const Verdict& verdict) {
     return fmt::format("it must be alarmed, got: {}", verdict.reason);
   const Finding& first = verdict.findings.front();
   if (!is_place(expected, first)) {
-    const std::string name = final_gradient_of(first.key).value_or(first.key).name;
+    const std::string name = final_of(first.key).name;
     return fmt::format("the first finding must be {}, got {}",
                        place_of(expected.stage, expected.name, expected.step),
                        place_of(first.stage, name, first.key.step));
@@ -222,6 +241,7 @@ Report inject_catalog(const std::vector<std::string>& ids, VerifyObserver& obser
           {&fault, std::move(item), injections.empty() || injections.back().fault != &fault});
   }
   std::size_t runs = 0, alarms = 0, places = 0, causes = 0, wrong = 0;
+  CauseShares shares;
   std::vector<std::string> without;
   Report report =
       inject_each(injections, [&](FaultJudge& judge, const Injection& injection, Report& into) {
@@ -239,14 +259,15 @@ Report inject_catalog(const std::vector<std::string>& ids, VerifyObserver& obser
           alarms += row.alarm ? 1 : 0;
           places += row.place ? 1 : 0;
           causes += row.cause ? 1 : 0;
+          if (row.alarm) shares.add(row, added.verdict->findings.front().cause);
           wrong += added.detection->is_right ? 0 : 1;
         }
         observer.on_judged(added);
       });
   report.summary = fmt::format(
       "{} faults in {} runs: {} alarms, {} with the first tensor and {} with the cause of the "
-      "catalog; {} not as they must be",
-      ids.size(), runs, alarms, places, causes, wrong);
+      "catalog; {} not as they must be; {}",
+      ids.size(), runs, alarms, places, causes, wrong, shares.words());
   if (!without.empty())
     report.summary +=
         fmt::format("; not run, as the fault changes nothing there: {}", fmt::join(without, ", "));

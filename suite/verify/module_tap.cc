@@ -20,7 +20,6 @@
 
 #include "core/base/error.h"
 #include "core/comm/tensor.h"
-#include "harness/trace/clipped.h"
 #include "harness/trace/parts.h"
 
 namespace isoshard {

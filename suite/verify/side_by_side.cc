@@ -12,7 +12,6 @@
 #include <utility>
 
 #include "fixtures/inputs/inputs.h"
-#include "harness/trace/clipped.h"
 #include "subjects/model/ops/loss.h"
 #include "subjects/registry/subject_spec.h"
 #include "suite/verify/verify_case.h"
@@ -89,7 +88,7 @@ VerdictNumbers numbers_of(const Verdict& verdict) {
   VerdictNumbers numbers;
   for (const TensorComparison& t : verdict.tensors) {
     if (t.key.step != 0 || t.key.call != 0) continue;
-    if (t.key.kind == RecordKind::kScalar && t.key.name == "loss_per_dp_rank") {
+    if (role_of(t.key) == NameRole::kLossPerDpRank) {
       numbers.losses = t.actual_values;
       numbers.reference_losses = t.reference_values;
     } else if (t.stage == Stage::kParameterGrad && !is_gradient_besides(t.key)) {

@@ -27,6 +27,7 @@ _DIGEST = re.compile(r"\b[0-9a-f]{16,64}\b")
 _CAUSE = re.compile(
     r"(?:(?P<at>[^:]*): )?(?P<cause>.*?)(?:; the same for .*?)?(?:; forward (?P<forward>\w+))?"
 )
+_RULE = re.compile(r" \[([a-z_]+)\]$")
 _PLACE = re.compile(r"^.* \(step \d+\): ")
 
 
@@ -149,8 +150,12 @@ def answer_of_case(case: dict) -> Answer:
 
 def answer_of_refusal(exit_code: int, message: str) -> Answer:
     """A run that was not judged: what the program wrote to stderr."""
-    lines = [line for line in message.strip().splitlines() if line.strip()]
-    return {"status": "refused", "exit_code": exit_code} | text_fields("rule", " ".join(lines))
+    text = " ".join(line for line in message.strip().splitlines() if line.strip())
+    answer: Answer = {"status": "refused", "exit_code": exit_code}
+    # The line ends with the rule's id, if there is one.
+    if rule := _RULE.search(text):
+        return answer | {"rule": rule.group(1)}
+    return answer | text_fields("rule", text)
 
 
 def unstable_fields(answers: list[Answer]) -> list[str]:

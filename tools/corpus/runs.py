@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import hashlib
 import json
@@ -15,15 +16,18 @@ from answers import (
     CorpusError,
     answer_of_case,
     fits,
+    id_fields,
     read_json,
-    text_fields,
     write_text,
 )
 from programs import NOT_RUN, Programs
 
 STUDY_COUNT = 400
 PART_LIMIT_S = 3600  # of one part; the study is the longest
-STUDY_COLUMNS = ["fired", "visible", "exact", "within", "exact_place", "within_place"]
+STUDY_COLUMNS = [
+    *("fired", "visible", "exact", "within", "exact_place", "within_place"),
+    *("cause_place", "cause_ranks", "grade"),
+]
 
 
 def faults_by_subject(programs: Programs, folder: pathlib.Path) -> dict[str, dict]:
@@ -82,14 +86,12 @@ def answers_of_study(part: str, table: pathlib.Path) -> dict[str, Answer]:
     answers = {}
     with table.open(encoding="utf-8", newline="") as stream:
         next(stream)  # seed and number of steps
-        names = next(stream).rstrip("\n").split(",")
-        for line in stream:
-            # The cause comes last, and may have commas.
-            row = dict(zip(names, line.rstrip("\n").split(",", len(names) - 1)))
+        for row in csv.DictReader(stream):
             answer: Answer = {name: row[name] for name in STUDY_COLUMNS}
-            answers[f"{part}/{row['index']}.{row['case']}"] = answer | text_fields(
-                "cause", row["cause"]
-            )
+            if row["cause"]:
+                numbers = json.loads(row["cause_values"])
+                answer |= id_fields("cause", {"id": row["cause"], "numbers": numbers})
+            answers[f"{part}/{row['index']}.{row['case']}"] = answer
     return answers
 
 

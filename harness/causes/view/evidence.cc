@@ -12,7 +12,6 @@
 #include <utility>
 #include <vector>
 
-#include "harness/trace/clipped.h"
 #include "harness/trace/parts.h"
 #include "harness/verdict/neighbours.h"
 
@@ -242,9 +241,14 @@ Values Evidence::parameter_read(const std::string& name) const {
   return reference.find(key) == nullptr ? Values() : reference_value(key);
 }
 
+std::optional<double> Evidence::scalar(int step, NameRole role) const {
+  const RecordKey key = scalar_key(step, role);
+  return reference.find(key) == nullptr ? std::nullopt : std::optional(reference_value(key).item());
+}
+
 bool Evidence::is_right(const RecordKey& key) const {
   // What a run need not record, or cannot: clipped gradients, and what is before the first step.
-  bool is_known = key.step < 0 || unclipped_of(key).has_value();
+  bool is_known = key.step < 0 || role_of(key) == NameRole::kClipped;
   for (const RankTrace& rank : actual.ranks) {
     const Record* const record = rank.find(key);
     if (record == nullptr) continue;
@@ -346,8 +350,7 @@ int Evidence::num_micro_batches() const {
 
 std::optional<std::string> Evidence::formula_of(double factor, double relative) const {
   // A schedule knows no mesh: degrees that fit its rates do so by chance.
-  if (wanted.key.kind == RecordKind::kScalar && wanted.key.name == "learning_rate")
-    return std::nullopt;
+  if (role_of(wanted.key) == NameRole::kLearningRate) return std::nullopt;
   const std::vector<Formula> numbers = plain_numbers(*this);
   std::vector<std::string> fitting;
   for (const auto& [value, words] : numbers) {
@@ -400,9 +403,8 @@ double Evidence::clip_ratio_of(int step) const {
 }
 
 double Evidence::norm_over_limit(int step) const {
-  const RecordKey key{step, RecordKind::kScalar, "grad_norm", 0};
-  if (options.max_grad_norm <= 0 || reference.find(key) == nullptr) return 1;
-  const double norm = reference_value(key).item();
+  if (options.max_grad_norm <= 0) return 1;
+  const double norm = scalar(step, NameRole::kGradNorm).value_or(0);
   return norm > 0 ? norm / options.max_grad_norm : 1;
 }
 

@@ -94,6 +94,8 @@ class Evidence {
   /// Whether the run has the record, and all parts that ranks hold of it are within the tensor's
   /// tolerance. What a run cannot have (before step 0) or need not (clipped gradients) is right.
   [[nodiscard]] bool is_right(const RecordKey& key) const;
+  /// A scalar of a step, as the reference has it.   Errors   ShapeError unless it is one number.
+  [[nodiscard]] std::optional<double> scalar(int step, NameRole role) const;
   /// The reference's value of a record, in fp64 as it was recorded.
   [[nodiscard]] Values reference_value(const RecordKey& key) const {
     return Values(reference.tensor(key));

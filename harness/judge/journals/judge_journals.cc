@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <map>
 #include <set>
 #include <tuple>
@@ -52,11 +53,6 @@ struct Total {
   auto operator<=>(const Total&) const = default;
 };
 
-std::string words_of(const Total& total) {
-  return fmt::format("{} call{} of {} bytes in all", total.calls, total.calls == 1 ? "" : "s",
-                     total.bytes);
-}
-
 /// The value that most have; of several the one that comes first.
 template <class Value, class Values>
 Value most_common(const Values& values) {
@@ -69,17 +65,20 @@ Value most_common(const Values& values) {
   return best;
 }
 
-std::string words_of(const CallDifference& difference, const CallList& expected,
-                     const CallList& actual) {
-  if (difference.expected && difference.actual)
-    return fmt::format("call {} of {} must be {}, got {}", *difference.expected + 1,
-                       expected.size(), words_of(*expected[*difference.expected]),
-                       words_of(*actual[*difference.actual]));
-  if (difference.expected)
-    return fmt::format("call {} of {} is missing, {}", *difference.expected + 1, expected.size(),
-                       words_of(*expected[*difference.expected]));
-  return fmt::format("call {} of {} is one too many, {}", *difference.actual + 1, actual.size(),
-                     words_of(*actual[*difference.actual]));
+/// What a finding says of a call that is another one, missing or too many.
+NamedValues values_of(const CallDifference& difference, const CallList& expected,
+                      const CallList& actual) {
+  NamedValues values;
+  const CallList& of = difference.expected ? expected : actual;
+  values.emplace_back("call", difference.expected.value_or(difference.actual.value_or(0)) + 1);
+  values.emplace_back("calls", of.size());
+  if (difference.expected) values.emplace_back("must", words_of(*expected[*difference.expected]));
+  if (difference.actual) values.emplace_back("got", words_of(*actual[*difference.actual]));
+  const FindingPhraseId id = !difference.expected ? FindingPhraseId::kCallIsTooMany
+                             : !difference.actual ? FindingPhraseId::kCallIsMissing
+                                                  : FindingPhraseId::kCallMustBe;
+  values.push_back(NamedValue::words("difference", phrase(id, values)));
+  return values;
 }
 
 class JournalJudge {
@@ -123,20 +122,24 @@ class JournalJudge {
   }
 
  private:
-  void add(int step, const Ranks& ranks, std::string what, std::string evidence) {
-    const RecordKey key{step, RecordKind::kScalar, fmt::format("calls.rank{}", ranks.front()), 0};
-    if (matches_any(allowed_, key)) {
+  /// `place`: where the journals part, in words.
+  static Finding finding_at(int step, std::string_view place, FindingId id, NamedValues values,
+                            NamedValues measured = {}) {
+    Finding finding = make_finding({step, RecordKind::kScalar, "", 0}, place, id, std::move(values),
+                                   std::move(measured));
+    finding.stage = Stage::kCollectives;
+    finding.confirmed = true;
+    return finding;
+  }
+
+  void add(Finding finding, const Ranks& ranks) {
+    finding.key.name = fmt::format("calls.rank{}", ranks.front());
+    finding.ranks = ranks;
+    if (matches_any(allowed_, finding.key)) {
       result_.notes.push_back(
-          fmt::format("{} on {}, as --not-recorded allows", what, words_of_ranks(ranks)));
+          fmt::format("{} on {}, as --not-recorded allows", finding.what, words_of_ranks(ranks)));
       return;
     }
-    Finding finding;
-    finding.key = key;
-    finding.stage = Stage::kCollectives;
-    finding.what = std::move(what);
-    finding.evidence = std::move(evidence);
-    finding.ranks = ranks;
-    finding.confirmed = true;
     result_.findings.push_back(std::move(finding));
   }
 
@@ -147,8 +150,8 @@ class JournalJudge {
   void require_all(int step) {
     for (int rank = 0; rank < world_size_; ++rank) {
       if (!journals_.contains({step, rank}))
-        add(step, {rank}, fmt::format("calls (step {}): no journal", step),
-            "other ranks or steps have one");
+        add(finding_at(step, fmt::format("calls (step {})", step), FindingId::kNoJournal, {}),
+            {rank});
     }
   }
 
@@ -202,12 +205,14 @@ class JournalJudge {
       const CallList &expected = lists[usual_rank], &actual = lists[rank];
       const std::vector<CallDifference> found = differences(expected, actual);
       if (found.empty()) continue;
-      add(step, {rank},
-          fmt::format("{}: {}", place_of(group.first, step),
-                      words_of(found.front(), expected, actual)),
-          fmt::format("rank {} makes {} calls, rank {} {}; {} of them differ{}", usual_rank,
-                      expected.size(), rank, actual.size(), found.size(),
-                      found.size() == 1 ? "s" : ""));
+      add(finding_at(step, place_of(group.first, step), FindingId::kCallsOfRanksDiffer,
+                     values_of(found.front(), expected, actual),
+                     {{"usual_rank", usual_rank},
+                      {"usual_calls", expected.size()},
+                      {"rank", rank},
+                      {"calls", actual.size()},
+                      {"different", found.size()}}),
+          {rank});
       seen_.insert({step, rank, group.first});
     }
     judge_tensors(step, group.first, lists);
@@ -227,18 +232,24 @@ class JournalJudge {
       for (const auto& [rank, count] : by_rank) {
         if (count == usual || seen_.contains({step, rank, group})) continue;
         seen_.insert({step, rank, group});
-        std::string never;
-        std::size_t num_never = 0;
+        std::vector<std::string> never;
+        std::string and_never;
         for (const auto& [other, ranks] : counts) {
-          if (!ranks.contains(rank) && ++num_never <= kMostNames)
-            never += fmt::format("; {}: never", other);
+          if (ranks.contains(rank)) continue;
+          never.push_back(other);
+          if (never.size() <= kMostNames)
+            and_never += phrase(FindingPhraseId::kNeverReduced, {{"tensor", other}});
         }
-        if (num_never > kMostNames)
-          never += fmt::format("; {} more: never", num_never - kMostNames);
-        add(step, {rank},
-            fmt::format("{}: {} is reduced {} time{}, not {}{}", place_of(group, step), name, count,
-                        count == 1 ? "" : "s", usual, never),
-            "the calls themselves are alike: another tensor was given");
+        if (never.size() > kMostNames)
+          and_never +=
+              phrase(FindingPhraseId::kMoreNeverReduced, {{"more", never.size() - kMostNames}});
+        add(finding_at(step, place_of(group, step), FindingId::kReducedOtherTimes,
+                       {{"tensor", name},
+                        {"times", count},
+                        {"usual_times", usual},
+                        {"never", never},
+                        NamedValue::words("and_never", std::move(and_never))}),
+            {rank});
       }
     }
   }
@@ -301,10 +312,7 @@ class JournalJudge {
       const auto& [group, kind, rank] = what;
       judge_steps_of(group, kind, rank, by_step);
     }
-    for (auto& [what, ranks] : between_steps_) {
-      const auto& [step, words, evidence] = what;
-      add(step, ranks, words, evidence);
-    }
+    for (const auto& [what, told] : between_steps_) add(told.finding, told.ranks);
     for (const auto& [what, ranks] : step_notes_)
       result_.notes.push_back(fmt::format("{} on {}", what, words_of_ranks(ranks)));
   }
@@ -324,27 +332,40 @@ class JournalJudge {
         std::ranges::find(totals, usual, [](const auto& entry) { return entry.second; })->first;
     for (const auto& [step, total] : totals) {
       if (total == usual || seen_.contains({step, rank, group})) continue;
-      std::string what = fmt::format("{}: {}: {}, in step {} {}", place_of(group, step),
-                                     words_of(kind), words_of(total), usual_step, words_of(usual));
+      NamedValues values = {{"op", words_of(kind)},       {"calls", total.calls},
+                            {"bytes", total.bytes},       {"usual_step", usual_step},
+                            {"usual_calls", usual.calls}, {"usual_bytes", usual.bytes}};
       const bool is_other_number = total.calls != usual.calls;
       const bool are_other_bytes = std::abs(total.bytes - usual.bytes) > kLoggedBytes;
       if (!is_other_number || !are_other_bytes || work_of(step) != work_of(usual_step)) {
-        step_notes_[what].push_back(rank);
+        step_notes_[finding_of_step(group, step, std::move(values)).what].push_back(rank);
         continue;
       }
-      what += first_words(calls_of(usual_step), calls_of(step));
-      between_steps_[{step, what, "steps on inputs of one shape must reduce the same"}].push_back(
-          rank);
+      add_first_call(calls_of(usual_step), calls_of(step), values);
+      Finding finding = finding_of_step(group, step, std::move(values));
+      Told& told = between_steps_[{step, finding.what}];
+      told.finding = std::move(finding);
+      told.ranks.push_back(rank);
     }
   }
 
-  /// The first call that is missing or too many, if calls are nothing but that.
-  static std::string first_words(const CallList& expected, const CallList& actual) {
+  static Finding finding_of_step(const Ranks& group, int step, NamedValues values) {
+    return finding_at(step, place_of(group, step), FindingId::kCallsOfStepsDiffer,
+                      std::move(values));
+  }
+
+  /// Adds the first call that is missing or too many, if calls are nothing but that.
+  static void add_first_call(const CallList& expected, const CallList& actual,
+                             NamedValues& values) {
     const std::vector<CallDifference> found = differences(expected, actual);
     const auto difference =
         std::max(expected.size(), actual.size()) - std::min(expected.size(), actual.size());
-    if (found.size() != difference || found.empty()) return "";
-    return "; " + words_of(found.front(), expected, actual);
+    if (found.size() != difference || found.empty()) return;
+    const NamedValues of_call = values_of(found.front(), expected, actual);
+    std::ranges::copy_if(of_call, std::back_inserter(values), [](const NamedValue& value) {
+      return value.name == "must" || value.name == "got";
+    });
+    values.push_back(NamedValue::words("first", phrase(FindingPhraseId::kFirstCallOf, of_call)));
   }
 
   const Journals& journals_;
@@ -353,7 +374,11 @@ class JournalJudge {
   const std::vector<std::string>& allowed_;
   std::set<int> steps_;
   std::set<std::tuple<int, int, Ranks>> seen_;  ///< steps, ranks and groups that have a finding
-  std::map<std::tuple<int, std::string, std::string>, Ranks> between_steps_;
+  struct Told {
+    Finding finding;
+    Ranks ranks;
+  };
+  std::map<std::pair<int, std::string>, Told> between_steps_;  ///< by step and what is said
   std::map<std::string, Ranks> step_notes_;
   JournalVerdict result_;
 };

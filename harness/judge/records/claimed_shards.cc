@@ -12,9 +12,8 @@
 #include <string_view>
 #include <tuple>
 
-#include "core/base/error.h"
 #include "core/comm/collective.h"
-#include "harness/trace/clipped.h"
+#include "harness/ids/rule.h"
 #include "harness/trace/parts.h"
 
 namespace isoshard::detail {
@@ -95,16 +94,14 @@ class Claims {
         key.kind != RecordKind::kOptimizer)
       return false;
     if (elements_of(record) < 2) return false;
-    const std::string name = parameter_read(key).value_or(key.name);
-    return key.kind != RecordKind::kParam || trained.contains(name);
+    return key.kind != RecordKind::kParam || trained.contains(base_of(key).name);
   }
 
   static ClaimedGroup group_of(const RecordKey& key) {
-    std::string what;
-    if (key.kind == RecordKind::kOptimizer) what = key.name.substr(key.name.rfind('.') + 1);
-    if (unclipped_of(key).has_value()) what = "clipped";
-    if (final_gradient_of(key).has_value()) what = "micro_batch";
-    if (is_read_again(key) || (key.step == 0 && key.call == 0)) what += "read";
+    std::string what(parsed(key).state);
+    if (role_of(key) == NameRole::kClipped) what = "clipped";
+    if (role_of(key) == NameRole::kMicroBatch) what = "micro_batch";
+    if (role_of(key) == NameRole::kReadAgain || (key.step == 0 && key.call == 0)) what += "read";
     return {key.step, key.kind, std::move(what)};
   }
 
@@ -133,18 +130,15 @@ class Claims {
     if (found.cut == nullptr) return;
     const std::string cut = describe(found.cut->key);
     if (found.copied != nullptr && elements_of(*found.copied) >= elements_of(*found.cut))
-      throw FileError(fmt::format(
-          "{}: {} is said to be cut along {} and {}, which is not smaller, to be copied: ranks "
-          "must show all that they hold; record the whole copy of each rank, or allow the first "
-          "with --not-recorded '{}/{}'",
-          file.string(), cut, name_of(axis), describe(found.copied->key),
-          name_of(found.cut->key.kind), found.cut->key.name));
+      refuse(
+          file, RuleId::kCutBesideCopies,
+          {{"tensor", cut},
+           {"axis", name_of(axis)},
+           {"copied", describe(found.copied->key)},
+           {"pattern", fmt::format("{}/{}", name_of(found.cut->key.kind), found.cut->key.name)}});
     if (policy_.collectives && !is_gathered_along(axis))
-      throw FileError(
-          fmt::format("{}: {} is said to be cut along {}, but the trusted side says that ranks of "
-                      "{} gather and scatter nothing there: each must have a copy, and show all of "
-                      "it",
-                      file.string(), cut, name_of(axis), run_.subject));
+      refuse(file, RuleId::kCutButNeverGathered,
+             {{"tensor", cut}, {"axis", name_of(axis)}, {"subject", run_.subject}});
   }
 
   /// Whether ranks call anything along an axis that moves parts and does not add up.

@@ -8,10 +8,10 @@
 #include <algorithm>
 #include <optional>
 
+#include "core/observe/layer_name.h"
 #include "harness/judge/steps/skipped_steps.h"
-#include "harness/trace/clipped.h"
-#include "harness/trace/names/layer_name.h"
-#include "harness/trace/steps/skipped.h"
+#include "harness/trace/run_view.h"
+#include "harness/trace/wanted_record.h"
 
 namespace isoshard::detail {
 namespace {
@@ -41,15 +41,16 @@ std::string Counted::words(std::string_view noun, std::string_view which,
                      number == 1 ? "was" : "were", verb, first);
 }
 
-std::string missing_ranks(const Trace& run) {
+Rule missing_ranks(const Trace& run) {
   std::vector<int> missing;
   for (int rank = 0; rank < run.mesh.world_size(); ++rank) {
     if (std::ranges::count(run.ranks, rank, &RankTrace::rank) != 1) missing.push_back(rank);
   }
   if (missing.empty() && run.ranks.size() == static_cast<std::size_t>(run.mesh.world_size()))
-    return "";
-  return fmt::format("{} of {} ranks are there; missing or doubled: {}", run.ranks.size(),
-                     run.mesh.world_size(), fmt::join(missing, ", "));
+    return {};
+  return said(
+      RuleId::kRanksMissing,
+      {{"ranks", run.ranks.size()}, {"world_size", run.mesh.world_size()}, {"missing", missing}});
 }
 
 std::vector<int> absent_ranks(const Trace& run, const std::vector<Held>& held) {
@@ -83,10 +84,10 @@ OptionalRecords::OptionalRecords(const Reference& reference, const Trace& run,
     for (const Record& record : rank.records) {
       const RecordKey& key = record.key;
       recorded_.insert(key);
-      const bool is_micro_batch = final_gradient_of(key).has_value();
+      const bool is_micro_batch = role_of(key) == NameRole::kMicroBatch;
       has_micro_batches_ = has_micro_batches_ || is_micro_batch;
-      has_clipped_ = has_clipped_ || unclipped_of(key).has_value();
-      if (is_micro_batch || sum_of(key).has_value())
+      has_clipped_ = has_clipped_ || role_of(key) == NameRole::kClipped;
+      if (is_micro_batch || role_of(key) == NameRole::kSummand)
         likes_.insert({key.kind, without_layer(key.name)});
     }
   }
@@ -97,7 +98,7 @@ bool OptionalRecords::has_like(const RecordKey& key) const {
 }
 
 bool OptionalRecords::may_be_left_out(const RecordKey& key) const {
-  return final_gradient_of(key).has_value() && !has_like(key);
+  return role_of(key) == NameRole::kMicroBatch && !has_like(key);
 }
 
 std::vector<RecordKey> OptionalRecords::missing() const {
@@ -106,11 +107,11 @@ std::vector<RecordKey> OptionalRecords::missing() const {
     RecordKey key = record.key;
     if (!recorded_.contains(key)) continue;
     if (key.kind == RecordKind::kGrad && has_clipped_ && !is_gradient_besides(key) &&
-        !is_skipped_step(reference_, key.step)) {
-      key.name = clipped_name(key.name);
+        !RunView(reference_).is_skipped(key.step)) {
+      key.name = to_string(RecordName{key.name, NameRole::kClipped});
     } else if (key.kind == RecordKind::kActivation) {
       // Not of their gradients: where nothing before a module is trained there are none.
-      key.name += ".partial";
+      key.name = to_string(RecordName{key.name, NameRole::kSummand});
       if (!has_like(key)) continue;
     } else {
       continue;

@@ -27,7 +27,7 @@ struct Counted {
 };
 
 /// "3 of 4 ranks are there; missing or doubled: 2"; empty if each rank of the mesh is there once.
-[[nodiscard]] std::string missing_ranks(const Trace& run);
+[[nodiscard]] Rule missing_ranks(const Trace& run);
 
 /// The ranks that do not have a record which the others have, and that hold some of it by its
 /// layout.
@@ -36,8 +36,8 @@ struct Counted {
 /// Who has something of the module that the tensor is of: they lack it.
 [[nodiscard]] std::vector<int> ranks_near(const Trace& run, const RecordKey& key);
 
-/// Records that a run need not have: gradients between micro-batches ("w.micro_batch") and after
-/// clipping ("w.clipped"), and summands ("m.partial"). A run that has some must have the like of
+/// Records that a run need not have: gradients between micro-batches and after clipping, and
+/// summands. A run that has some must have the like of
 /// them, since what it left out it has computed, too. The like of a summand, and of a gradient
 /// between micro-batches, is that of the same name in another layer, step or call: what a run
 /// cannot add up yet there it cannot add up here. The like of a clipped gradient is that of any

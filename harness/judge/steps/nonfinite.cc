@@ -2,16 +2,14 @@
 // Numbers near the largest one, and what is behind them.
 #include "harness/judge/steps/nonfinite.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <optional>
 
 #include "harness/stats/stats.h"
-#include "harness/trace/clipped.h"
 #include "harness/trace/numbers.h"
+#include "harness/trace/run_view.h"
 #include "harness/trace/stage.h"
 
 namespace isoshard::detail {
@@ -35,10 +33,8 @@ double NonfiniteGradients::factor_of(const Record& wanted, const std::vector<Hel
   if (wanted.key.kind != RecordKind::kGrad) return factor;
   // ranks add up before they divide by their number
   factor *= policy_->activation_grad_scale.value_or(1);
-  const RecordKey scale{wanted.key.step, RecordKind::kScalar, "loss_scale", 0};
-  const bool is_unscaled = !final_gradient_of(wanted.key).has_value();
-  if (is_unscaled && reference_->find(scale) != nullptr)
-    factor *= number_of(reference_->tensor(scale));
+  const bool is_unscaled = role_of(wanted.key) != NameRole::kMicroBatch;
+  if (is_unscaled) factor *= RunView(*reference_).loss_scale(wanted.key.step).value_or(1);
   return factor;
 }
 
@@ -84,39 +80,41 @@ bool NonfiniteGradients::is_module_recorded(int step, const std::string& paramet
 
 /// Without it nobody knows in which units a step with an overflow was computed.
 bool NonfiniteGradients::is_scale_recorded(int step) const {
-  return reference_->find({step, RecordKind::kScalar, "loss_scale", 0}) != nullptr ||
-         reference_->find(overflow_flag_of(step)) == nullptr;
+  const RunView run(*reference_);
+  return run.scalar(step, NameRole::kLossScale) != nullptr ||
+         run.scalar(step, NameRole::kFoundInf) == nullptr;
 }
 
-std::string NonfiniteGradients::problem_of(const Record& wanted, const std::vector<Held>& held,
+NamedValues NonfiniteGradients::problem_of(const Record& wanted, const std::vector<Held>& held,
                                            const Stats& stats) {
   const RecordKey& key = wanted.key;
   const std::int64_t bad = stats.nan_actual + stats.inf_actual;
   const bool is_of_activation = key.kind == RecordKind::kActivationGrad;
   if (bad == 0 || spread_.contains(key.step) || !reference_->has_bytes() ||
       (!is_of_activation && key.kind != RecordKind::kGrad))
-    return "";
+    return {};
   const bool is_first = is_of_activation && spread_.insert(key.step).second;
-  const std::optional<RecordKey> final = final_gradient_of(key);
-  const std::string parameter = final.has_value() ? final->name : key.name;
-  if (!is_of_activation && !final.has_value() && summed_.contains({key.step, parameter})) return "";
-  if (final.has_value()) summed_.insert({key.step, parameter});
-  if (reference_->find(key) == nullptr) return "";  // such as a gradient after clipping
+  const bool is_final = role_of(key) != NameRole::kMicroBatch;
+  const std::string parameter = final_of(key).name;
+  if (!is_of_activation && is_final && summed_.contains({key.step, parameter})) return {};
+  if (!is_final) summed_.insert({key.step, parameter});
+  if (reference_->find(key) == nullptr) return {};  // such as a gradient after clipping
   // Of a module whose gradients nobody recorded, nothing says that they are finite.
-  if (!is_of_activation && !is_module_recorded(key.step, parameter)) return "";
-  if (!is_of_activation && !final.has_value() && !is_scale_recorded(key.step)) return "";
+  if (!is_of_activation && !is_module_recorded(key.step, parameter)) return {};
+  if (!is_of_activation && is_final && !is_scale_recorded(key.step)) return {};
   const double factor = factor_of(wanted, held);
   const Size size = size_of(wanted, factor);
   // pieces of a sum may overflow where the sum is small, but not more often than where it is not
   const std::int64_t most = size.near_limit == 0 ? 0 : 2 * size.near_limit + 4;
   const bool may_be =
       is_first ? size.near_limit > 0 || is_near_limit_beside(wanted, factor) : bad <= most;
-  if (may_be) return "";
-  return fmt::format(
-      "{} of {} numbers are not finite, {} of them NaN; in the reference {} are not, and the "
-      "largest of the others is {:.3g} in units of the run, where {:.6g} is the largest number",
-      bad, stats.numel, stats.nan_actual, stats.nan_reference + stats.inf_reference, size.largest,
-      limit());
+  if (may_be) return {};
+  return {{"not_finite", bad},
+          {"elements", stats.numel},
+          {"nan_actual", stats.nan_actual},
+          {"not_finite_in_reference", stats.nan_reference + stats.inf_reference},
+          {"largest", size.largest},
+          {"limit", limit()}};
 }
 
 }  // namespace isoshard::detail

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "harness/ids/named_values.h"
 #include "harness/trace/judge_policy.h"
 #include "harness/trace/reference.h"
 #include "harness/verdict/parts/held.h"
@@ -28,9 +29,9 @@ class NonfiniteGradients {
   NonfiniteGradients(const Reference& reference, const JudgePolicy& policy)
       : reference_(&reference), policy_(&policy) {}
 
-  /// What is wrong with the numbers of a gradient that are not finite in the run, of which there
-  /// are `stats`; empty if they may be so.
-  [[nodiscard]] std::string problem_of(const Record& wanted, const std::vector<Held>& held,
+  /// Measured values (FindingId::kNotFinite) of a gradient whose non-finite numbers are an error;
+  /// empty if they are allowed.
+  [[nodiscard]] NamedValues problem_of(const Record& wanted, const std::vector<Held>& held,
                                        const Stats& stats);
 
  private:

@@ -13,8 +13,8 @@
 
 #include "harness/trace/numbers.h"
 #include "harness/trace/parts.h"
+#include "harness/trace/run_view.h"
 #include "harness/trace/stage.h"
-#include "harness/trace/steps/skipped.h"
 
 namespace isoshard::detail {
 namespace {
@@ -83,8 +83,7 @@ Overflow overflow_of(const Trace& run, int step) {
 }  // namespace
 
 bool is_of_form(const Finding& finding) {
-  return finding.what.ends_with("parts do not tile the tensor") ||
-         finding.what.ends_with("has another dtype");
+  return finding.id == FindingId::kPartsDoNotTile || finding.id == FindingId::kDtypesOfRanksDiffer;
 }
 
 std::optional<Finding> differing_copies(const RecordKey& key, const Trace& run,
@@ -92,25 +91,15 @@ std::optional<Finding> differing_copies(const RecordKey& key, const Trace& run,
   std::set<int> odd;
   for (const auto& [place, copies] : copies_of(run, held)) add_odd(copies, odd);
   if (odd.empty()) return std::nullopt;
-  Finding finding;
-  finding.key = key;
-  finding.stage = stage_of(key);
-  finding.what = fmt::format("{}: copies differ", describe(key));
-  finding.evidence = fmt::format(
-      "ranks {} differ from the others; the step is skipped, as gradients are not finite, but all "
-      "copies are of one tensor",
-      fmt::join(odd, ", "));
+  Finding finding =
+      make_finding(key, FindingId::kCopiesOfSkippedStepDiffer, {}, {{"odd_ranks", odd}});
   finding.ranks.assign(odd.begin(), odd.end());
   return finding;
 }
 
 Finding far_from_overflow(const RecordKey& key, const std::vector<Held>& held,
-                          std::string evidence) {
-  Finding finding;
-  finding.key = key;
-  finding.stage = stage_of(key);
-  finding.what = fmt::format("{}: is not finite far from overflow", describe(key));
-  finding.evidence = std::move(evidence);
+                          NamedValues measured) {
+  Finding finding = make_finding(key, FindingId::kNotFinite, {}, std::move(measured));
   for (const Held& h : held) {
     const Stats stats = stats_of(*h.record);
     if (stats.nan_actual + stats.inf_actual > 0) finding.ranks.push_back(h.rank->rank);
@@ -122,10 +111,10 @@ Finding far_from_overflow(const RecordKey& key, const std::vector<Held>& held,
 std::string words_of_no_step(const Reference& reference) {
   std::set<int> flagged;
   for (const Record& record : reference.trace().ranks.at(0).records) {
-    if (is_overflow_flag(record.key)) flagged.insert(record.key.step);
+    if (role_of(record.key) == NameRole::kFoundInf) flagged.insert(record.key.step);
   }
   if (flagged.empty() ||
-      !std::ranges::all_of(flagged, [&](int step) { return is_skipped_step(reference, step); }))
+      !std::ranges::all_of(flagged, [&](int step) { return RunView(reference).is_skipped(step); }))
     return "";
   return "every step was skipped, as gradients are not finite: no step of the optimizer was judged";
 }
@@ -133,20 +122,17 @@ std::string words_of_no_step(const Reference& reference) {
 bool has_whole_step_before(const Reference& reference, int step) {
   const std::vector<Record>& records = reference.trace().ranks.at(0).records;
   return std::ranges::any_of(records, [&](const Record& record) {
-    if (record.key.step >= step || !is_overflow_flag(record.key)) return false;
+    if (record.key.step >= step || role_of(record.key) != NameRole::kFoundInf) return false;
     return !is_nonzero(reference.tensor(record.key));
   });
 }
 
-std::string words_of_parting(const Trace& run, int step) {
+Rule rule_of_parting(const Trace& run, int step) {
   const Overflow overflow = overflow_of(run, step);
-  return fmt::format(
-      "{} of the {} gradients of step {} are not finite in the run, and {} in the reference. "
-      "Whether they overflow may depend on roundings there (legal runs of the reference differ in "
-      "it, or its gradients are near the largest number of fp16), so nothing was compared from the "
-      "norm of that step on. With a small enough loss scale nothing overflows, and what is not "
-      "finite then is an error",
-      overflow.in_run.size(), overflow.gradients.size(), step, overflow.in_reference.size());
+  return said(RuleId::kOverflowParts, {{"run", overflow.in_run.size()},
+                                       {"gradients", overflow.gradients.size()},
+                                       {"step", step},
+                                       {"reference", overflow.in_reference.size()}});
 }
 
 std::string note_on_skipped(std::int64_t compared, std::int64_t excused, const std::string& first) {

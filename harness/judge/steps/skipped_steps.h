@@ -25,7 +25,7 @@ namespace isoshard::detail {
 /// That a gradient is not finite where nothing in the reference comes near the largest number
 /// (NonfiniteGradients): on the ranks whose parts are not finite.
 [[nodiscard]] Finding far_from_overflow(const RecordKey& key, const std::vector<Held>& held,
-                                        std::string evidence);
+                                        NamedValues measured);
 
 /// That nothing of the optimizer was judged, where the reference skipped every step; else empty.
 [[nodiscard]] std::string words_of_no_step(const Reference& reference);
@@ -36,7 +36,7 @@ namespace isoshard::detail {
 /// Why nothing was compared from this step on: how many gradients are not finite in either run.
 ///
 /// Requires   the run's parts were compared with the reference.
-[[nodiscard]] std::string words_of_parting(const Trace& run, int step);
+[[nodiscard]] Rule rule_of_parting(const Trace& run, int step);
 
 /// What was not compared in steps that are skipped, in a sentence.
 [[nodiscard]] std::string note_on_skipped(std::int64_t compared, std::int64_t excused,

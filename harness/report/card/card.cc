@@ -139,6 +139,8 @@ Card card_of_reason(const json& item, bool is_benchmark) {
   std::string reason = first_of(item, {"unmet", "reason", "text"});
   // what is printed of a benchmark ends with what came out
   if (is_benchmark) reason = last_line(std::move(reason));
+  if (const std::string rule = word_in(part_in(item, "rule"), "id"); !rule.empty())
+    reason += fmt::format(" [{}]", rule);
   return {{is_benchmark ? "What came out" : "What broke", {{Kind::kPlain, std::move(reason)}}},
           {"Where", {{Kind::kPart, first_of(item, {"case", "name", "experiment"})}}}};
 }

@@ -15,6 +15,7 @@
 #include "harness/report/html/html_hero.h"
 #include "harness/report/html/html_parts.h"
 #include "harness/report/html/html_text.h"
+#include "harness/report/report.h"
 
 namespace isoshard {
 namespace {
@@ -238,11 +239,12 @@ std::string contents_of(const json& report) {
 }  // namespace
 
 std::string html_of(const json& report) {
-  if (!report.is_object() || report.value("schema", json()) != 1 ||
+  if (!report.is_object() || report.value("schema", json()) != kReportSchema ||
       !report.value("exit_code", json()).is_number_integer() ||
       !report.value("cases", json()).is_array()) {
-    throw FileError(
-        "a report must be a JSON object of schema 1 with exit_code and cases, as report.json is");
+    throw FileError(fmt::format(
+        "a report must be a JSON object of schema {} with exit_code and cases, as report.json is",
+        kReportSchema));
   }
   const json &cases = html::list_of(report, "cases"), &curves = html::list_of(report, "curves"),
              &goldens = html::list_of(report, "goldens"),

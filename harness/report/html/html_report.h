@@ -13,7 +13,7 @@ namespace isoshard {
 /// forward pass; what was compared, in a table that leaves out what the page has no room for.
 ///
 /// Determinism   a function of its argument: no time, no host.
-/// Errors   FileError if the JSON is not a report of schema 1.
+/// Errors   FileError if the JSON is not a report of the schema that this program writes.
 [[nodiscard]] std::string html_of(const nlohmann::json& report);
 
 }  // namespace isoshard

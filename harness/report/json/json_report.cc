@@ -17,8 +17,8 @@ json text_or_null(const std::string& text) {
   return text.empty() ? json(nullptr) : json(text);
 }
 
-json broken_json(const std::string& name, const std::string& failure) {
-  return {{"case", name}, {"status", "incomplete"}, {"reason", failure}};
+json broken_json(const std::string& name, const std::string& failure, const Rule& rule = {}) {
+  return {{"case", name}, {"status", "incomplete"}, {"reason", failure}, {"rule", rule_json(rule)}};
 }
 
 json deviation_json(const CurveDeviation& d) {
@@ -68,7 +68,7 @@ json curve_json(const ReportCurve& item) {
 }  // namespace
 
 json case_json(const ReportCase& item) {
-  if (!item.verdict.has_value()) return broken_json(item.name, item.failure);
+  if (!item.verdict.has_value()) return broken_json(item.name, item.failure, item.rule);
   json j = verdict_json(*item.verdict);
   j["unmet"] = text_or_null(item.unmet);
   if (item.detection.has_value()) {
@@ -94,7 +94,7 @@ json report_json(const Report& report) {
   for (const ReportCase& item : report.cases) cases.push_back(case_json(item));
   for (const ReportExperiment& item : report.experiments) cases.push_back(json::parse(item.json));
   for (const ComparisonTables& item : report.tables) tables.push_back(tables_json(item));
-  json j = {{"schema", 1},
+  json j = {{"schema", kReportSchema},
             {"exit_code", report.exit_code},
             {"cases", std::move(cases)},
             {"tables", std::move(tables)},

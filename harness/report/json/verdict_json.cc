@@ -6,13 +6,13 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <string>
-#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
 
 #include "harness/report/json/evidence_json.h"
 #include "harness/report/json/json_number.h"
+#include "harness/report/json/values_json.h"
 #include "harness/report/json/verdict_json.h"
 
 namespace isoshard {
@@ -66,35 +66,38 @@ json tensor_json(const TensorComparison& t) {
 }
 
 /// Numbers and words apart, so that a reader need not look at types.
-json cause_json(const Cause& cause) {
-  if (cause.empty()) return nullptr;
+json values_json(const NamedValues& values) {
   json numbers_of_it = json::object(), words = json::object();
-  for (const NamedValue& value : cause.values) {
+  for (const NamedValue& value : values) {
     if (!value.is_data) continue;
-    std::visit(
-        [&](const auto& held) {
-          using T = std::decay_t<decltype(held)>;
-          if constexpr (std::is_same_v<T, double>)
-            numbers_of_it[value.name] = json_number(held);
-          else if constexpr (std::is_same_v<T, std::vector<double>>)
-            numbers_of_it[value.name] = numbers(held);
-          else if constexpr (std::is_same_v<T, std::string> ||
-                             std::is_same_v<T, std::vector<std::string>>)
-            words[value.name] = held;
-          else
-            numbers_of_it[value.name] = held;
-        },
-        value.value);
+    const bool is_word = std::holds_alternative<std::string>(value.value) ||
+                         std::holds_alternative<std::vector<std::string>>(value.value);
+    (is_word ? words : numbers_of_it)[value.name] = value_json(value.value);
   }
-  return {{"id", name_of(cause.id)}, {"numbers", numbers_of_it}, {"words", words}};
+  return {{"numbers", numbers_of_it}, {"words", words}};
+}
+
+template <TabledId Id>
+json id_json(Id id, const NamedValues& values) {
+  if (id == Id::kNone) return nullptr;
+  json j = values_json(values);
+  j["id"] = name_of(id);
+  return j;
+}
+
+template <TabledId Id>
+json id_json(const Said<Id>& said) {
+  return id_json(said.id, said.values);
 }
 
 json finding_json(const Finding& f) {
   json j = key_json(f.key);
   j["stage"] = name_of(f.stage);
+  j["finding"] = id_json(f.id, f.values);
   j["what"] = f.what;
+  j["measured"] = values_json(f.measured);
   j["evidence"] = f.evidence;
-  j["cause"] = cause_json(f.cause);
+  j["cause"] = id_json(f.cause);
   j["diagnosis"] = f.diagnosis;
   j["ranks"] = f.ranks;
   j["confirmed"] = f.confirmed;
@@ -131,6 +134,10 @@ json pool_json(const PooledComparison& p) {
 
 }  // namespace
 
+json rule_json(const Rule& rule) {
+  return id_json(rule);
+}
+
 json verdict_json(const Verdict& verdict) {
   json mesh = json::array();
   for (const AxisDegree& axis : verdict.mesh.axes())
@@ -148,11 +155,12 @@ json verdict_json(const Verdict& verdict) {
   for (const PooledComparison& p : verdict.pools) pools.push_back(pool_json(p));
   json published = json::array();
   for (const PublishedBound& bound : verdict.published) published.push_back(bound_json(bound));
-  return {{"schema", 1},
+  return {{"schema", kReportSchema},
           {"status", name_of(verdict.status)},
           {"strength",
            verdict.strength == Strength::kNone ? json(nullptr) : json(name_of(verdict.strength))},
           {"reason", verdict.reason},
+          {"rule", id_json(verdict.rule)},
           {"subject", verdict.subject},
           {"copy_of", verdict.copy_of.empty() ? json(nullptr) : json(verdict.copy_of)},
           {"runs", verdict.runs},

@@ -9,6 +9,8 @@
 
 namespace isoshard {
 
+/// {"id", "numbers", "words"}; null without a rule.
+[[nodiscard]] nlohmann::json rule_json(const Rule& rule);
 [[nodiscard]] nlohmann::json verdict_json(const Verdict& verdict);
 [[nodiscard]] nlohmann::json tables_json(const ComparisonTables& tables);
 

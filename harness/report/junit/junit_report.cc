@@ -42,10 +42,17 @@ TestCase::Outcome outcome_of(int exit_code) {
   return exit_code == kExitInfrastructure ? TestCase::Outcome::kError : TestCase::Outcome::kFailed;
 }
 
+/// What `isoshard explain` explains.
+template <TabledId Id>
+void add_id(std::string_view property, Id id, TestCase& test) {
+  if (id != Id::kNone) test.properties.emplace_back(property, name_of(id));
+}
+
 TestCase test_of(const ReportCase& item) {
   TestCase test{outcome_of(item.exit_code()), "case", item.name, item.failure, {}};
   if (!item.verdict.has_value()) {
     test.properties = {{"verdict", "INCOMPLETE"}};
+    add_id("rule", item.rule.id, test);
     return test;
   }
   const Verdict& verdict = *item.verdict;
@@ -60,6 +67,11 @@ TestCase test_of(const ReportCase& item) {
     test.properties.emplace_back("strength", name_of(verdict.strength));
   if (!verdict.copy_of.empty()) test.properties.emplace_back("copy_of", verdict.copy_of);
   test.properties.emplace_back("runs", fmt::format("{}", verdict.runs));
+  add_id("rule", verdict.rule.id, test);
+  if (!verdict.findings.empty()) {
+    add_id("finding", verdict.findings.front().id, test);
+    add_id("cause", verdict.findings.front().cause.id, test);
+  }
   return test;
 }
 

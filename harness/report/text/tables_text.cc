@@ -5,9 +5,9 @@
 #include <algorithm>
 #include <functional>
 
+#include "core/observe/layer_name.h"
 #include "harness/report/text/hanging.h"
 #include "harness/report/text/verdict_text.h"
-#include "harness/trace/names/layer_name.h"
 
 namespace isoshard {
 namespace {
@@ -15,14 +15,14 @@ namespace {
 constexpr std::size_t kMaxLayers = 8;  ///< listed, unless every module is asked for
 
 /// The number of a module's layer; -1 outside of layers.
-long layer_of(std::string_view name) {
+long layer_number(std::string_view name) {
   const auto layer = layer_in(name);
   return layer.has_value() ? layer->number : -1;
 }
 
 bool is_layer(std::string_view name) {
   const auto dot = name.rfind('.');
-  return dot != std::string_view::npos && layer_of(name.substr(dot + 1)) >= 0;
+  return dot != std::string_view::npos && layer_number(name.substr(dot + 1)) >= 0;
 }
 
 struct Grid {
@@ -103,10 +103,10 @@ class Tables {
 
   /// Of layers but the first only their outputs; of many layers the first and last ones.
   bool is_shown(const std::string& name) const {
-    const long layer = layer_of(name);
+    const long layer = layer_number(name);
     if (layer <= 0) return true;
     long last = 0;
-    for (const std::string& other : tables_.modules) last = std::max(last, layer_of(other));
+    for (const std::string& other : tables_.modules) last = std::max(last, layer_number(other));
     constexpr auto kHalf = static_cast<long>(kMaxLayers / 2);
     return is_layer(name) && (layer < kHalf || layer > last - kHalf);
   }

@@ -31,8 +31,9 @@ std::string steps_text(const Curve& curve, int log_interval) {
   return text;
 }
 
-std::string failure_text(const std::string& name, const std::string& failure) {
-  return fmt::format("INCOMPLETE  {}: {}\n", name, failure);
+std::string failure_text(const std::string& name, const std::string& failure,
+                         const Rule& rule = {}) {
+  return fmt::format("INCOMPLETE  {}: {}{}\n", name, failure, in_brackets(rule));
 }
 
 std::string detection_text(const ReportCase& item, const ReportDetection& detection) {
@@ -160,7 +161,8 @@ std::string TextReport::note(const std::string& line) {
 
 std::string TextReport::add(const ReportCase& item) {
   if (is_summary()) return "";
-  if (!item.verdict.has_value()) return block(fit(failure_text(item.name, item.failure)));
+  if (!item.verdict.has_value())
+    return block(fit(failure_text(item.name, item.failure, item.rule)));
   if (item.detection.has_value()) return lines(fit(detection_text(item, *item.detection)));
   return is_brief() ? brief(item) : full(item);
 }

@@ -334,6 +334,9 @@ class Table {
         text_ += fmt::format("    {}{}\n", f.evidence,
                              f.confirmed ? " (confirmed by the controller)" : "");
       if (!f.diagnosis.empty()) text_ += fmt::format("    likely cause: {}\n", f.diagnosis);
+      if (f.id != FindingId::kNone)
+        text_ += fmt::format("    ids: {}{}{}\n", name_of(f.id), f.cause.empty() ? "" : ", ",
+                             name_of(f.cause.id));
       ++shown;
     }
   }
@@ -375,7 +378,9 @@ std::string short_verdict_line(const Verdict& verdict) {
                                  words_of(verdict.mesh.axes(), "one process"));
   if (verdict.status != Status::kConforms) {
     line = fmt::format("{}  {}", words_of_verdict(verdict), line);
-    return verdict.findings.empty() ? fmt::format("{}: {}", line, verdict.reason) : line;
+    return verdict.findings.empty()
+               ? fmt::format("{}: {}{}", line, verdict.reason, in_brackets(verdict.rule))
+               : line;
   }
   line = fmt::format("CONFORMS ({})  {}: {} tensors", name_of(verdict.strength), line,
                      verdict.compared);
@@ -385,9 +390,9 @@ std::string short_verdict_line(const Verdict& verdict) {
 }
 
 std::string verdict_line(const Verdict& verdict) {
-  return fmt::format("{}  {} {} ({}): {}", words_of_verdict(verdict), verdict.subject,
+  return fmt::format("{}  {} {} ({}): {}{}", words_of_verdict(verdict), verdict.subject,
                      verdict.case_slug, words_of(verdict.mesh.axes(), "one process"),
-                     verdict.reason);
+                     verdict.reason, in_brackets(verdict.rule));
 }
 
 }  // namespace isoshard

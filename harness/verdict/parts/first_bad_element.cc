@@ -2,13 +2,11 @@
 // From an element of the whole tensor to its place in a rank's own.
 #include "harness/verdict/parts/first_bad_element.h"
 
-#include <fmt/format.h>
-#include <fmt/ranges.h>
-
 #include <cstdint>
-#include <optional>
-#include <vector>
+#include <string>
+#include <utility>
 
+#include "harness/ids/finding.h"
 #include "harness/trace/parts.h"
 
 namespace isoshard::detail {
@@ -39,26 +37,40 @@ std::optional<double> value_on(const Held& h, const Shape& coordinates, std::int
 
 }  // namespace
 
-std::string first_bad_element(const Reference& reference, const Record& wanted, const Held& h) {
+Shape coordinates_of(const Shape& shape, std::int64_t index) {
+  Shape coordinates(shape.size());
+  for (std::size_t d = shape.size(); d-- > 0;) {
+    coordinates[d] = index % shape[d];
+    index /= shape[d];
+  }
+  return coordinates;
+}
+
+void add_element(NamedValues& measured, int rank, const Shape& coordinates, double reference,
+                 std::optional<double> actual) {
+  measured.insert(measured.end(),
+                  {{"rank", rank}, {"index", coordinates}, {"reference", reference}});
+  std::string words = phrase(FindingPhraseId::kFirstElement, measured);
+  if (actual.has_value()) {
+    measured.emplace_back("actual", *actual);
+    words += phrase(FindingPhraseId::kActualElement, measured);
+  }
+  measured.push_back(NamedValue::words("first", std::move(words)));
+}
+
+void add_first_bad_element(NamedValues& measured, const Reference& reference, const Record& wanted,
+                           const Held& h) {
   std::int64_t index = -1;
   for (const PartStats& part : h.record->parts) {
     if (part.stats.first_unequal >= 0 && (index < 0 || part.stats.first_unequal < index))
       index = part.stats.first_unequal;
   }
-  if (index < 0) return "";
-  const Shape& shape = wanted.layout.global_shape;
-  Shape coordinates(shape.size());
-  std::int64_t rest = index;
-  for (std::size_t d = shape.size(); d-- > 0;) {
-    coordinates[d] = rest % shape[d];
-    rest /= shape[d];
-  }
-  std::string text = fmt::format("; first on rank {} at [{}]: reference {:.9g}", h.rank->rank,
-                                 fmt::join(coordinates, ", "),
-                                 value_at(reference.bytes(wanted), wanted.dtype, index));
-  if (const auto value = value_on(h, coordinates, index))
-    text += fmt::format(", actual {:.9g}", *value / h.record->grad_scale);
-  return text;
+  if (index < 0) return;
+  const Shape coordinates = coordinates_of(wanted.layout.global_shape, index);
+  std::optional<double> actual = value_on(h, coordinates, index);
+  if (actual.has_value()) *actual /= h.record->grad_scale;
+  add_element(measured, h.rank->rank, coordinates,
+              value_at(reference.bytes(wanted), wanted.dtype, index), actual);
 }
 
 }  // namespace isoshard::detail

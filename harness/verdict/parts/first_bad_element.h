@@ -1,16 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Where a rank's tensor first differs from the reference, in words.
+/// Where a rank's tensor first differs from the reference.
 #pragma once
-#include <string>
+#include <optional>
 
+#include "harness/ids/named_values.h"
 #include "harness/trace/reference.h"
 #include "harness/verdict/parts/held.h"
 
 namespace isoshard::detail {
 
-/// "; first on rank 1 at [0, 3]: reference 1.5, actual 2"; empty where nothing differs. The rank's
-/// number is left out where its tensor was not kept.
-[[nodiscard]] std::string first_bad_element(const Reference& reference, const Record& wanted,
-                                            const Held& held);
+/// The coordinates of an element in a tensor.
+[[nodiscard]] Shape coordinates_of(const Shape& shape, std::int64_t index);
+
+/// Adds an element to the numbers of a finding: rank, index, reference and actual, and "first" with
+/// them in words. `actual` is nothing where the rank's tensor was not kept.
+void add_element(NamedValues& measured, int rank, const Shape& coordinates, double reference,
+                 std::optional<double> actual);
+
+/// Adds the first element that differs; nothing where none does.
+void add_first_bad_element(NamedValues& measured, const Reference& reference, const Record& wanted,
+                           const Held& held);
 
 }  // namespace isoshard::detail

@@ -13,10 +13,11 @@
 #include <utility>
 
 #include "core/base/error.h"
+#include "harness/ids/rule.h"
 #include "harness/stats/tolerance.h"
-#include "harness/trace/clipped.h"
 #include "harness/trace/numbers.h"
 #include "harness/trace/parts.h"
+#include "harness/trace/wanted_record.h"
 
 namespace isoshard::detail {
 namespace {
@@ -51,8 +52,7 @@ double add_bias(const Reference& reference, const Record& bias, HostTensor& whol
   std::vector<double> numbers = numbers_of(whole);
   if (values.empty() || numbers.size() % values.size() != 0 ||
       whole.shape.back() != static_cast<std::int64_t>(values.size()))
-    throw VacuousError(
-        fmt::format("{} has no number for each column of the sum", describe(bias.key)));
+    throw Refused<VacuousError>(said(RuleId::kBiasDoesNotFit, {{"tensor", describe(bias.key)}}));
   double squares = 0;
   for (std::size_t i = 0; i < numbers.size(); ++i) {
     const double added = values[i % values.size()];
@@ -68,8 +68,7 @@ double add_bias(const Reference& reference, const Record& bias, HostTensor& whol
 }  // namespace
 
 bool has_known_sum(const Reference& reference, const RecordKey& summand) {
-  const std::optional<RecordKey> output = sum_of(summand);
-  return output.has_value() && bias_of(reference, *output).is_known;
+  return role_of(summand) == NameRole::kSummand && bias_of(reference, base_of(summand)).is_known;
 }
 
 // Sums of n numbers in any order, each rounded once, are off by at most (n - 1) roundoffs of the
@@ -78,15 +77,13 @@ bool has_known_sum(const Reference& reference, const RecordKey& summand) {
 Summed summed(const Reference& reference, const Record& wanted, const Trace& actual,
               const std::vector<Held>& held) {
   Summed result{actual.assemble(wanted.key, wanted.grad_scale)};
-  const std::optional<RecordKey> output = sum_of(wanted.key);
   // A bias is added to the output alone, not to its gradient.
-  if (!output.has_value() || wanted.key.kind != RecordKind::kActivation ||
+  if (role_of(wanted.key) != NameRole::kSummand || wanted.key.kind != RecordKind::kActivation ||
       reference.find(wanted.key) != nullptr)
     return result;
-  const BiasOfModule bias = bias_of(reference, *output);
+  const BiasOfModule bias = bias_of(reference, base_of(wanted.key));
   if (!bias.is_known)
-    throw VacuousError(
-        fmt::format("the reference does not say what is added to {}", describe(wanted.key)));
+    throw Refused<VacuousError>(said(RuleId::kBiasMissing, {{"tensor", describe(wanted.key)}}));
   const double unit = unit_roundoff(held.front().record->dtype);
   double magnitude = 0;
   const std::map<std::vector<int>, double> squares = squares_of(actual, held);

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,20 +27,23 @@ _CLEARLY = 0.01
 class Finding:
     """An input of one step that makes the run wrong, as isoshard-judge compare --findings reads it.
 
-    `samples` is how many the single process has, where each rank has as many of its own.
+    `id` is that of a finding ('isoshard list findings'), which the judge puts into words with
+    `numbers`. `samples` is how many the single process has, where each rank has as many of its own.
     """
 
     step: int
     name: str
-    what: str
+    id: str
     cause: str
     ranks: list[int]
     samples: int | None = None
+    numbers: dict[str, int | list[int]] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """An entry of the file."""
         kind = {"step": self.step, "kind": "data_id", "name": self.name}
-        return {**kind, "what": self.what, "cause": self.cause, "ranks": self.ranks}
+        finding = {"id": self.id, "numbers": self.numbers}
+        return {**kind, "finding": finding, "cause": self.cause, "ranks": self.ranks}
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def check_samples(reference: Path, run: Path) -> list[Finding]:
     Inputs of one step, call and name that are cut on no rank are copies to the judge: equal ones
     conform, though every rank does the work of the whole batch.
     """
-    found: dict[tuple[str, str], Finding] = {}
+    found: dict[tuple[str, str, str], Finding] = {}
     with _bundle.checked(run):
         manifest = _bundle.read_manifest(run)
         mesh = Mesh({str(a["axis"]): int(a["degree"]) for a in manifest["mesh"]})
@@ -81,7 +84,8 @@ def check_samples(reference: Path, run: Path) -> list[Finding]:
                 whole = _about_whole(run, step, wanted, ranks, mesh)
                 of_step += whole or _about_copies(run, step, wanted, mesh)
                 for finding in of_step:
-                    found.setdefault((finding.name, finding.what), finding)
+                    key = (finding.name, finding.id, str(finding.numbers))
+                    found.setdefault(key, finding)
     return list(found.values())
 
 
@@ -106,11 +110,10 @@ def _about_copies(
         for name, shapes in wanted.items():
             own = sum(t.numel() for key, t in first.items() if key.split("/")[1] == name)
             if own * cut * mesh.data_degree > sum(math.prod(shape) for shape in shapes):
-                what = (
-                    f"the data-parallel ranks {', '.join(map(str, ranks))} read equal inputs, "
-                    "though they must share the samples out"
-                )
-                return [Finding(step, name, what, _NO_SAMPLER, ranks)]
+                numbers: dict[str, int | list[int]] = {"ranks": ranks}
+                return [
+                    Finding(step, name, "equal_inputs", _NO_SAMPLER, ranks, numbers=numbers)
+                ]
     return []
 
 
@@ -198,15 +201,18 @@ def _about_calls(
         others = [r for r, actual in enumerate(ranks) if len(actual.get(name, [])) not in (0, ours)]
         if others:
             theirs = len(ranks[others[0]][name])
-            what = (
-                f"the single process calls the model {ours} times in a step, rank {others[0]} "
-                f"{theirs} times"
-            )
+            numbers: dict[str, int | list[int]] = {
+                "reference_calls": ours,
+                "rank": others[0],
+                "calls": theirs,
+            }
             cause = (
                 "both must make the same micro-batches: give --reference-command with arguments "
                 "that do"
             )
-            return [Finding(step, name, what, cause, others)]
+            return [
+                Finding(step, name, "other_number_of_calls", cause, others, numbers=numbers)
+            ]
     return []
 
 
@@ -236,18 +242,26 @@ def _about_whole(
         if cut and not is_cut_elsewhere:
             continue  # positions and masks need not be cut where the samples are
         samples, having = shape[0], sorted(set(having))
-        what = (
-            f"the single process has {samples} samples, and so has each of {len(having)} ranks, "
-            f"though {mesh.data_degree} data-parallel ranks must share them out"
+        finding = Finding(
+            step,
+            name,
+            "samples_not_shared",
+            _NO_SAMPLER,
+            having,
+            numbers={
+                "samples": samples,
+                "having": len(having),
+                "data_ranks": mesh.data_degree,
+            },
         )
         if not _have_own_samples(run, step, name, having, mesh):
-            found.append(Finding(step, name, what, _NO_SAMPLER, having))
+            found.append(finding)
             continue
         cause = (
             f"each rank draws samples of its own, so the single process must train on all "
             f"{samples * mesh.data_degree}"
         )
-        found.append(Finding(step, name, what, cause, having, samples))
+        found.append(replace(finding, cause=cause, samples=samples))
     return found
 
 

@@ -15,6 +15,7 @@
 
 #include "core/base/error.h"
 #include "core/base/sha256.h"
+#include "core/observe/record_name.h"
 #include "subjects/checkpoint/checkpoint_content.h"
 
 namespace isoshard {
@@ -302,7 +303,7 @@ const SavedTensor& Checkpoint::tensor(std::string_view name) const {
 }
 
 std::string Checkpoint::stepped_name(std::string_view parameter) const {
-  std::string master = fmt::format("{}.master", parameter);
+  std::string master = to_string(RecordName{parameter, NameRole::kMaster});
   const auto found = content_->tensors.find(master);
   return found != content_->tensors.end() && found->second.kind == SavedKind::kMaster
              ? master

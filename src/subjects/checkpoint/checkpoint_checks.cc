@@ -10,6 +10,7 @@
 #include "core/base/error.h"
 #include "core/base/sha256.h"
 #include "core/comm/tensor.h"
+#include "core/observe/record_name.h"
 #include "subjects/checkpoint/checkpoint.h"
 #include "subjects/checkpoint/checkpoint_content.h"
 
@@ -76,7 +77,7 @@ void Checkpoint::require_intact() const {
                       manifest, count, whole.numel(), name));
     }
     if (saved.kind != SavedKind::kMaster) continue;
-    const std::string parameter = name.substr(0, name.size() - std::string_view(".master").size());
+    const std::string parameter = std::string(parse_record_name(RecordKind::kOptimizer, name).base);
     const at::Tensor held = read_whole(parameter);
     const at::Tensor rounded = whole.to(held.scalar_type());
     if (at::equal(rounded, held)) continue;

@@ -11,6 +11,7 @@
 
 #include "core/base/error.h"
 #include "core/comm/tensor.h"
+#include "core/observe/record_name.h"
 #include "subjects/model/ops/autocast.h"
 #include "subjects/model/ops/linear_loss.h"
 #include "subjects/model/ops/loss.h"
@@ -171,7 +172,8 @@ void Trainer::begin_scaling() {
   found_inf_ = false;
   if (parts_.grad_scaler == nullptr) return;
   scale_ = parts_.grad_scaler->scale();
-  record(RecordKind::kScalar, "loss_scale", detail::as_tensor({&scale_, 1}), replicated({1}));
+  record(RecordKind::kScalar, scalar_name(NameRole::kLossScale), detail::as_tensor({&scale_, 1}),
+         replicated({1}));
   if (sink_ == nullptr) return;
   if (!scaled_sink_.has_value()) scaled_sink_.emplace(*sink_);
   scaled_sink_->set_scale(scale_);
@@ -308,8 +310,10 @@ void Trainer::report_loss(LossSums& sums) {
   const at::Tensor per_rank = detail::as_tensor(means);
   Layout of_rank = over_dp(per_rank);
   if (add_stage(of_rank))
-    record(RecordKind::kScalar, "loss_per_dp_rank", per_rank, std::move(of_rank));
-  record(RecordKind::kScalar, "loss", detail::as_tensor({&loss_, 1}), replicated({1}));
+    record(RecordKind::kScalar, scalar_name(NameRole::kLossPerDpRank), per_rank,
+           std::move(of_rank));
+  record(RecordKind::kScalar, scalar_name(NameRole::kLoss), detail::as_tensor({&loss_, 1}),
+         replicated({1}));
 }
 
 void Trainer::reduce_gradients() {
@@ -325,13 +329,15 @@ void Trainer::reduce_gradients() {
   }
   const double flag = found_inf_ ? 1 : 0;
   if (parts_.grad_scaler != nullptr)
-    record(RecordKind::kScalar, "found_inf", detail::as_tensor({&flag, 1}), replicated({1}));
+    record(RecordKind::kScalar, scalar_name(NameRole::kFoundInf), detail::as_tensor({&flag, 1}),
+           replicated({1}));
 }
 
 void Trainer::clip() {
   const at::NoGradGuard no_grad;
   grad_norm_ = parts_.grad_norm->norm(gradients_);
-  record(RecordKind::kScalar, "grad_norm", detail::as_tensor({&grad_norm_, 1}), replicated({1}));
+  record(RecordKind::kScalar, scalar_name(NameRole::kGradNorm), detail::as_tensor({&grad_norm_, 1}),
+         replicated({1}));
   if (found_inf_) return;
   scale_gradients(gradients_, parts_.grad_norm->factor(grad_norm_, parts_.max_grad_norm));
 }
@@ -339,7 +345,8 @@ void Trainer::clip() {
 void Trainer::step() {
   const at::NoGradGuard no_grad;
   const double rate = parts_.learning_rate->at(next_step_ - 1);
-  record(RecordKind::kScalar, "learning_rate", detail::as_tensor({&rate, 1}), replicated({1}));
+  record(RecordKind::kScalar, scalar_name(NameRole::kLearningRate), detail::as_tensor({&rate, 1}),
+         replicated({1}));
   parts_.optimizer->set_learning_rate(rate);
   if (parts_.grad_scaler != nullptr) parts_.grad_scaler->update(found_inf_);
   if (found_inf_) return;
@@ -356,7 +363,9 @@ void Trainer::state() {
   for (const ParameterSpec& spec : trained_) {
     const at::Tensor& master = masters.at(spec.name);
     const Layout layout = parts_.data_parallel->piece_layout(spec.name);
-    if (own_masters) record(RecordKind::kOptimizer, spec.name + ".master", master, layout);
+    if (own_masters)
+      record(RecordKind::kOptimizer, to_string(RecordName{spec.name, NameRole::kMaster}), master,
+             layout);
     const std::string prefix = spec.name + ".";
     for (auto it = state.lower_bound(prefix); it != state.end() && it->first.starts_with(prefix);
          ++it) {

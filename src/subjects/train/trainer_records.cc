@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "core/observe/record_name.h"
 #include "subjects/train/internal_parts.h"
 #include "subjects/train/trainer.h"
 
@@ -32,7 +33,8 @@ void Trainer::record_accumulated(std::optional<std::size_t> stage) const {
     if (over == PartialGradSum::Over::kTp)
       layout.placements.push_back(partial(Axis::kTp, Reduction::kSum));
     add_place_on_pp(layout);
-    sink_->on_record({RecordKind::kGrad, spec.name + ".micro_batch", std::move(layout), scale_},
+    sink_->on_record({RecordKind::kGrad, to_string(RecordName{spec.name, NameRole::kMicroBatch}),
+                      std::move(layout), scale_},
                      sum->second.detach());
   }
 }
@@ -43,8 +45,9 @@ void Trainer::record_backward(double sum) const {
   Layout layout = replicated({1});
   add_averages(layout);
   if (!add_stage(layout)) return;
-  sink_->on_record({RecordKind::kScalar, "loss_backward", std::move(layout), scale_},
-                   detail::as_tensor({&sum, 1}));
+  sink_->on_record(
+      {RecordKind::kScalar, scalar_name(NameRole::kLossBackward), std::move(layout), scale_},
+      detail::as_tensor({&sum, 1}));
 }
 
 void Trainer::record(RecordKind kind, std::string name, const at::Tensor& value,
@@ -78,16 +81,16 @@ void Trainer::record_parameters() const {
 void Trainer::record_read(std::string_view name, const at::Tensor& read) const {
   const DataParallel& data_parallel = *parts_.data_parallel;
   if (!read.defined()) return;  // not gathered yet
-  record(RecordKind::kParam, std::string(name) + ".read", data_parallel.held_in(name, read),
-         data_parallel.read_layout(name));
+  record(RecordKind::kParam, to_string(RecordName{name, NameRole::kReadAgain}),
+         data_parallel.held_in(name, read), data_parallel.read_layout(name));
 }
 
 // As the optimizer gets them.
 void Trainer::record_clipped() const {
   if (sink_ == nullptr || parts_.max_grad_norm == 0 || !parts_.records_repetitions) return;
   for (const ParameterSpec& spec : trained_) {
-    record(RecordKind::kGrad, spec.name + ".clipped", gradients_.at(spec.name),
-           parts_.data_parallel->piece_layout(spec.name));
+    record(RecordKind::kGrad, to_string(RecordName{spec.name, NameRole::kClipped}),
+           gradients_.at(spec.name), parts_.data_parallel->piece_layout(spec.name));
   }
 }
 
@@ -99,14 +102,16 @@ void Trainer::record_progress() const {
                             [](const auto& a, const auto& b) { return a.second < b.second; });
     const double counts[] = {static_cast<double>(fewest->second),
                              static_cast<double>(most->second)};
-    record(RecordKind::kScalar, "optimizer_steps", detail::as_tensor(counts), replicated({2}));
+    record(RecordKind::kScalar, scalar_name(NameRole::kOptimizerSteps), detail::as_tensor(counts),
+           replicated({2}));
   }
   if (parts_.streams == nullptr) return;
   // halves, as fp64 does not hold every seed
   const std::uint64_t seed = parts_.streams->seed();
   const double state[] = {static_cast<double>(seed >> 32), static_cast<double>(seed & 0xffffffffU),
                           static_cast<double>(next_step_)};
-  record(RecordKind::kScalar, "rng_state", detail::as_tensor(state), replicated({3}));
+  record(RecordKind::kScalar, scalar_name(NameRole::kRngState), detail::as_tensor(state),
+         replicated({3}));
 }
 
 void Trainer::record_data(const TokenBatch& batch) const {

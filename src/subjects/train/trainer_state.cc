@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/comm/tensor.h"
+#include "core/observe/record_name.h"
 #include "subjects/train/trainer.h"
 
 namespace isoshard {
@@ -86,7 +87,8 @@ void Trainer::save(const std::filesystem::path& folder) const {
     const Layout layout = data_parallel.piece_layout(spec.name);
     const at::Tensor& master = data_parallel.masters().at(spec.name);
     if (parts_.master_dtype.has_value())
-      saved.push_back({spec.name + ".master", SavedKind::kMaster, layout, in_host_memory(master)});
+      saved.push_back({to_string(RecordName{spec.name, NameRole::kMaster}), SavedKind::kMaster,
+                       layout, in_host_memory(master)});
     for (const auto& [name, tensor] : state_of(state, spec.name)) {
       const bool like_parameter = tensor.sizes() == master.sizes();
       saved.push_back({name, SavedKind::kOptimizer,

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <set>
 
+#include "core/observe/layer_name.h"
 #include "subjects/model/zoo/registry.h"
 #include "subjects/optim/clip.h"
 #include "subjects/parallel/megatron/fused_layers.h"
@@ -64,17 +65,6 @@ double elements_of(const ParameterSpec& spec, const ShardPlan& plan, const Case&
   return plan.sharded_dim(spec) >= 0 ? elements / c.degrees.tp : elements;
 }
 
-/// "model.layers.3." of a parameter of a layer, else empty.
-std::string layer_prefix(std::string_view name) {
-  for (const std::string_view words : {".layers.", ".h."}) {
-    const std::size_t at = name.find(words);
-    if (at == std::string_view::npos) continue;
-    const std::size_t end = name.find('.', at + words.size());
-    return std::string(name.substr(0, end));
-  }
-  return "";
-}
-
 Elements elements_of_rank(const Case& c, const Model& model, const ShardPlan& plan,
                           const std::vector<ModelSection>& sections) {
   std::set<std::string> fused_modules;
@@ -94,7 +84,7 @@ Elements elements_of_rank(const Case& c, const Model& model, const ShardPlan& pl
     const double elements = elements_of(spec, plan, c);
     result.all += elements;
     result.largest = std::max(result.largest, elements);
-    const std::string layer = layer_prefix(spec.name);
+    const std::string layer(layer_of(spec.name));
     if (layer.empty()) {
       result.root += elements;
     } else {

@@ -32,19 +32,6 @@ DimShards dim0_shards(const Shape& shape, int dp) {
   return shards;
 }
 
-std::string_view block_of(std::string_view parameter) {
-  for (std::size_t begin = 0; begin < parameter.size();) {
-    const std::size_t end = std::min(parameter.find('.', begin), parameter.size());
-    const std::string_view part = parameter.substr(begin, end - begin);
-    const bool is_number =
-        !part.empty() &&
-        std::all_of(part.begin(), part.end(), [](unsigned char c) { return std::isdigit(c) != 0; });
-    if (is_number) return parameter.substr(0, end);
-    begin = end + 1;
-  }
-  return {};
-}
-
 Layout layout_in_shards(const Layout& whole, const Shape& shape, const MeshShape& mesh, int rank,
                         const std::vector<Range>& elements) {
   Layout all = replicated(whole.global_shape);

@@ -29,8 +29,4 @@ struct DimShards {
                                       const MeshShape& mesh, int rank,
                                       const std::vector<Range>& elements);
 
-/// The module that is gathered and freed as one: the path up to its first number, so a decoder
-/// layer ("model.layers.0"). Empty: the parameter is in no layer, so in the root group.
-[[nodiscard]] std::string_view block_of(std::string_view parameter);
-
 }  // namespace isoshard

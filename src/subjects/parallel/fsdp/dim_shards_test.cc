@@ -32,13 +32,5 @@ TEST(DimShards, NeedADimAndARank) {
   EXPECT_THROW((void)dim0_shards({2}, 0), UsageError);
 }
 
-TEST(BlockOfParameter, IsThePathUpToTheFirstNumber) {
-  EXPECT_EQ(block_of("model.layers.11.self_attn.q_proj.weight"), "model.layers.11");
-  EXPECT_EQ(block_of("transformer.h.0.ln_1.weight"), "transformer.h.0");
-  EXPECT_EQ(block_of("model.embed_tokens.weight"), "");
-  EXPECT_EQ(block_of("decoder.layers.3.mlp.linear_fc1.weight"), "decoder.layers.3");
-  EXPECT_EQ(block_of("lm_head.weight"), "");
-}
-
 }  // namespace
 }  // namespace isoshard

@@ -10,6 +10,7 @@
 
 #include "core/base/error.h"
 #include "core/comm/tensor.h"
+#include "core/observe/layer_name.h"
 
 namespace isoshard {
 
@@ -36,7 +37,7 @@ void FsdpShards::setup(DataParallelSetup setup) {
     parameter.tensor.reset();
     (is_trained ? masters_ : frozen_)[parameter.name] = shard.tensor;
     places_[parameter.name] = {std::move(parameter.layout), shard.whole, shard.shards.elements};
-    groups[std::string(block_of(parameter.name))].push_back(std::move(shard));
+    groups[std::string(layer_of(parameter.name))].push_back(std::move(shard));
   }
   for (auto& [module, shards] : groups) {
     blocks_[module].group =

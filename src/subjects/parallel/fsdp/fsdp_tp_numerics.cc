@@ -5,6 +5,7 @@
 #include <map>
 #include <string>
 
+#include "core/observe/layer_name.h"
 #include "subjects/parallel/ddp/ddp_numerics.h"
 #include "subjects/parallel/fsdp/dim_shards.h"
 #include "subjects/parallel/tensor/autotp_numerics.h"
@@ -17,7 +18,7 @@ NumericsSpec fsdp_tp_numerics(const Model& model, const NumericsInputs& inputs) 
   std::map<std::string, std::vector<std::string>, std::less<>> groups;
   const IsFrozen is_frozen = frozen_by(inputs.settings.freeze);
   for (const ParameterSpec& spec : model.parameters()) {
-    if (!is_frozen(spec.name)) groups[std::string(block_of(spec.name))].push_back(spec.name);
+    if (!is_frozen(spec.name)) groups[std::string(layer_of(spec.name))].push_back(spec.name);
     if (dp == 1) continue;
     for (const Range& rows : dim0_shards(held_shape(numerics.tensor, spec), dp).elements)
       numerics.data.sharding.stepped_runs[spec.name].push_back({rows});

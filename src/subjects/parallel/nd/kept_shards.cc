@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "core/comm/tensor.h"
+#include "core/observe/layer_name.h"
 #include "subjects/parallel/grad_average.h"
 
 namespace isoshard {
@@ -31,7 +32,7 @@ void KeptShards::setup(DataParallelSetup setup) {
             .narrow(0, rows.begin, rows.count)
             .to(is_trained ? master_ : compute_, /*non_blocking=*/false, /*copy=*/true);
     parameter.tensor.reset();
-    const std::string block(block_of(parameter.name));
+    const std::string block(layer_of(parameter.name));
     blocks_[block].push_back(parameter.name);
     if (is_trained) trained_[block].push_back(parameter.name);
     places_[parameter.name] = std::move(place);

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/observe/layer_name.h"
 #include "subjects/parallel/ddp/ddp_numerics.h"
 #include "subjects/parallel/fsdp/dim_shards.h"
 #include "subjects/parallel/grad_average.h"
@@ -66,7 +67,7 @@ NumericsSpec nd_numerics(const Model& model, const NumericsInputs& inputs) {
   std::map<std::string, std::vector<std::string>, std::less<>> groups;
   const IsFrozen is_frozen = frozen_by(inputs.settings.freeze);
   for (const ParameterSpec& spec : model.parameters()) {
-    if (!is_frozen(spec.name)) groups[std::string(block_of(spec.name))].push_back(spec.name);
+    if (!is_frozen(spec.name)) groups[std::string(layer_of(spec.name))].push_back(spec.name);
     if (shards * replicas == 1) continue;
     for (const Range& rows : dim0_shards(held_shape(numerics.tensor, spec), shards).elements)
       data.sharding.stepped_runs[spec.name].push_back({rows});

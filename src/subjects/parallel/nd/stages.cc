@@ -5,6 +5,7 @@
 #include <charconv>
 #include <string_view>
 
+#include "core/observe/layer_name.h"
 #include "subjects/parallel/fsdp/dim_shards.h"
 #include "subjects/parallel/nd/schedule/stage_layers.h"
 
@@ -27,7 +28,7 @@ std::vector<ModelSection> stages_of(std::int64_t num_layers, int num_stages,
 }
 
 bool reads(const ModelSection& section, const ParameterSpec& spec) {
-  const std::string_view block = block_of(spec.name);
+  const std::string_view block = layer_of(spec.name);
   if (!block.empty()) {
     const std::string_view digits = block.substr(block.rfind('.') + 1);
     std::int64_t layer = -1;

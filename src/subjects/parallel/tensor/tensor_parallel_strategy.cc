@@ -14,6 +14,7 @@
 
 #include "core/base/error.h"
 #include "core/comm/tensor.h"
+#include "core/observe/record_name.h"
 #include "subjects/model/ops/linear.h"
 #include "subjects/parallel/tensor/communicator_address.h"
 #include "subjects/parallel/tensor/sequence.h"
@@ -180,8 +181,9 @@ at::Tensor TensorParallelStrategy::row_linear(std::string_view module, const at:
   if (record_partials_ && sink != nullptr) {
     Layout gradient = over_context(activation_layout(local, -1), local, 1), value = gradient;
     value.placements.push_back(partial(Axis::kTp));
-    local = detail::tap_with_sink(*sink, std::string(module) + ".partial", std::move(local),
-                                  activation_grad_scale(), std::move(value), std::move(gradient));
+    local = detail::tap_with_sink(*sink, to_string(RecordName{module, NameRole::kSummand}),
+                                  std::move(local), activation_grad_scale(), std::move(value),
+                                  std::move(gradient));
   }
   at::Tensor y = region_output(module, local, Purpose::kRowParallelForward);
   // Under autocast the bias is wider than the sum: it is rounded first, as at::linear would do.

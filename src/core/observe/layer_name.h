@@ -16,4 +16,10 @@ struct LayerInName {
 /// Nothing outside of layers, and of numbers with more than 8 digits.
 [[nodiscard]] std::optional<LayerInName> layer_in(std::string_view name);
 
+/// "model.layers.12" of "model.layers.12.mlp": up to the number; empty outside of layers.
+[[nodiscard]] std::string_view layer_of(std::string_view name);
+
+/// "mlp" of "model.layers.12.mlp": what follows the number; empty outside of layers.
+[[nodiscard]] std::string_view within_layer(std::string_view name);
+
 }  // namespace isoshard

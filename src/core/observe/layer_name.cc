@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Layers as names tell them.
-#include "harness/trace/names/layer_name.h"
+#include "core/observe/layer_name.h"
 
 #include <algorithm>
 #include <charconv>
@@ -21,6 +21,17 @@ std::optional<LayerInName> layer_in(std::string_view name) {
     begin = end + 1;
   }
   return std::nullopt;
+}
+
+std::string_view layer_of(std::string_view name) {
+  const std::optional<LayerInName> layer = layer_in(name);
+  return layer.has_value() ? name.substr(0, layer->end) : std::string_view();
+}
+
+std::string_view within_layer(std::string_view name) {
+  const std::optional<LayerInName> layer = layer_in(name);
+  return layer.has_value() && layer->end < name.size() ? name.substr(layer->end + 1)
+                                                       : std::string_view();
 }
 
 }  // namespace isoshard
