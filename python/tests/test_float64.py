@@ -2,7 +2,7 @@
 """The float64 mode in one process: names, tables, strays, casts, draws, what is switched off.
 
 Each case runs in a forked process of its own, because the mode cannot be left. `without` names the
-part of the mode that a control leaves out; the claim must then be false.
+parts of the mode that a control leaves out; the claim must then be false.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _START = """
 import sys
 import torch
 from isoshard import _float64
-from isoshard._float64 import _draws, _imports, _notes, _readers, _strays, _switched_off
+from isoshard._float64 import _draws, _imports, _notes, _readers, _strays, _switched_off, _tables
 """
 
 
@@ -36,8 +36,8 @@ def said(tmp_path: Path, before: str, after: str, without: str = "") -> dict[str
             os.chdir(tmp_path)
             names: dict[str, Any] = {"out": out}
             exec(_START, names)
-            if without:
-                module, _, function = without.partition(".")
+            for part in without.split():
+                module, _, function = part.partition(".")
                 setattr(names[module], function, lambda: None)
             exec(before, names)
             exec("_float64.enter()", names)
@@ -93,19 +93,46 @@ def test_1_torch_save_and_load_work_because_tables_are_built_before(tmp_path: Pa
     assert said(tmp_path, fresh, after, "_imports.load_owners_of_tables") != right
 
 
-def test_1_a_table_of_the_script_whose_rows_became_one_is_named(tmp_path: Path) -> None:
-    (tmp_path / "sizes.py").write_text(
-        "import torch\n\nSIZES = {torch.float32: 4, torch.bfloat16: 2}\nONE = {torch.float32: 4}\n"
+_TWO_ROWS = {
+    "a display": "{torch.float32: 4, torch.bfloat16: 2}",
+    "a display with float64": "{torch.float32: 4, torch.float64: 8}",
+    "a comprehension": "{getattr(torch, n): n for n in ('float16', 'float32')}",
+    "pairs": "dict([(torch.float32, 4), (torch.half, 2)])",
+    "assignments": "{}\nT[torch.float32] = 4\nT[torch.float16] = 2",
+    "a set": "{torch.float32, torch.bfloat16}",
+    "another row": "{torch.float32: 4}\nr = T[torch.bfloat16]",
+    "a cache": "functools.cache(lambda d: str(d))\nT(torch.float32)\nT(torch.half)",
+}
+
+
+@pytest.mark.parametrize("table", _TWO_ROWS.values(), ids=_TWO_ROWS)
+def test_1_where_two_dtypes_are_one_key_is_named(tmp_path: Path, table: str) -> None:
+    (tmp_path / "sizes.py").write_text(f"import functools, torch\n\nT = {table}\n")
+    before = "sys.path.insert(0, '.')"
+    after = "import sizes\nout['notes'] = [n for n in _notes.notes() if 'sizes.py:' in n]"
+    notes = said(tmp_path, before, after)["notes"]
+    assert len(notes) == 1 and notes[0].count("torch.") == 2
+    assert said(tmp_path, before, after, "_tables.install") == {"notes": []}
+
+
+def test_1_one_key_and_branches_are_not_named(tmp_path: Path) -> None:
+    after = (
+        "T = {torch.bfloat16: 2, torch.int32: 4}\n"
+        "x = torch.ones(2, dtype=torch.bfloat16)\n"
+        "T[x.dtype], T.get(torch.bfloat16), x.dtype in (torch.half, torch.float)\n"
+        "torch.half == torch.float, {x.dtype: 1, torch.ones(2).dtype: 2}\n"
+        "out['notes'] = _notes.notes()"
     )
-    out = said(
-        tmp_path,
-        "sys.path.insert(0, '.')",
-        "import sizes\nout['rows'] = len(sizes.SIZES)\n"
-        "_imports.tell_collapsed_tables()\n"
-        "out['notes'] = [n for n in _notes.notes() if 'sizes.py' in n]",
-    )
-    assert out["rows"] == 1
-    assert len(out["notes"]) == 1 and "sizes.py:3" in out["notes"][0]
+    assert said(tmp_path, "", after) == {"notes": []}
+
+
+def test_1_a_library_that_is_imported_later_sees_the_real_names(tmp_path: Path) -> None:
+    """A stand-in for a package of the environment: its table keeps a row for each dtype."""
+    (tmp_path / "library.py").write_text("import torch\nT = {torch.float32: 4, torch.half: 2}\n")
+    before = f"sys.path.insert(0, '.')\n_imports._LIBRARIES += ({str(tmp_path)!r},)"
+    after = "import library\nout['rows'] = len(library.T)\nout['notes'] = _notes.notes()"
+    assert said(tmp_path, before, after) == {"rows": 2, "notes": []}
+    assert said(tmp_path, before, after, "_imports.install")["rows"] == 1
 
 
 def test_2_readers_use_the_real_names_and_widen(tmp_path: Path) -> None:
@@ -121,6 +148,65 @@ def test_2_readers_use_the_real_names_and_widen(tmp_path: Path) -> None:
     }
     narrow = said(tmp_path, before, after, "_readers.install")
     assert narrow.get("dtypes") != ["torch.float64"] * 2
+
+
+def test_2_pickles_are_read_with_the_real_names(tmp_path: Path) -> None:
+    before = (
+        "import pickle\n"
+        "kept = pickle.dumps([torch.full((3,), 0.1), torch.nn.Parameter(torch.ones(2).half())])"
+    )
+    after = (
+        "read = pickle.loads(kept)\n"
+        "out['dtypes'] = [str(t.dtype) for t in read]\n"
+        "out['values'] = [read[0][2].item(), read[1].sum().item()]\n"
+        "out['again'] = pickle.loads(pickle.dumps(torch.full((3,), 0.1) / 3))[0].item() * 3"
+    )
+    right = {
+        "dtypes": ["torch.float64"] * 2,
+        "values": [0.10000000149011612, 2.0],
+        "again": 0.1,
+    }
+    assert said(tmp_path, before, after) == right
+    assert said(tmp_path, before, after, "_readers.install") != right
+
+
+def test_2_files_of_safetensors_are_read_with_the_real_names(tmp_path: Path) -> None:
+    pytest.importorskip("safetensors")
+    before = (
+        "from safetensors.torch import save_file\n"
+        "save_file({'w': torch.full((3,), 0.1), 'b': torch.ones(2).bfloat16()}, 'x.safetensors')"
+    )
+    after = (
+        "from safetensors import safe_open\n"
+        "from safetensors.torch import load_file\n"
+        "with safe_open('x.safetensors', framework='pt') as file:\n"
+        "    read = [file.get_tensor('w'), file.get_slice('w')[1:], file.get_tensor('b')]\n"
+        "    out['keys'] = sorted(file.keys())\n"
+        "read += load_file('x.safetensors').values()\n"
+        "out['dtypes'] = sorted({str(t.dtype) for t in read})\n"
+        "out['values'] = sorted({t[-1].item() for t in read})"
+    )
+    right = {"keys": ["b", "w"], "dtypes": ["torch.float64"], "values": [0.10000000149011612, 1.0]}
+    assert said(tmp_path, before, after) == right
+    assert said(tmp_path, before, after, "_readers.install") != right
+
+
+def test_2_a_distributed_checkpoint_is_read_into_float64(tmp_path: Path) -> None:
+    before = (
+        "import torch.distributed.checkpoint as dcp\n"
+        "dcp.save({'w': torch.full((3,), 0.1)}, checkpoint_id='dcp', no_dist=True)"
+    )
+    after = (
+        "state = {'w': torch.zeros(3)}\n"
+        "dcp.load(state, checkpoint_id='dcp', no_dist=True)\n"
+        "out['value'] = state['w'][2].item()\n"
+        "dcp.save({'w': state['w'] / 3}, checkpoint_id='wide', no_dist=True)\n"
+        "dcp.load(state, checkpoint_id='wide', no_dist=True)\n"
+        "out['again'] = state['w'][2].item() * 3"
+    )
+    right = {"value": 0.10000000149011612, "again": 0.10000000149011612}
+    assert said(tmp_path, before, after) == right
+    assert said(tmp_path, before, after, "_readers.install") != right
 
 
 def test_3_stray_tensors_are_widened(tmp_path: Path) -> None:
@@ -147,9 +233,24 @@ def test_3_a_cast_makes_a_copy_where_it_would_natively(tmp_path: Path) -> None:
         tmp_path,
         "",
         "x = torch.zeros(2)\ny = x.bfloat16()\ny += 1\nout['x'] = x.tolist()\n"
-        "out['same'] = [x.float() is x, y.float() is y, y.bfloat16() is y]",
+        "out['same'] = [x.float() is x, y.float() is y, y.bfloat16() is y]\n"
+        "z = torch.zeros(2, dtype=torch.bfloat16)\n"
+        "out['like'] = [x.to(z) is x, x.type_as(z) is x, x.to(torch.ones(2)) is x]",
     )
-    assert out == {"x": [0.0, 0.0], "same": [True, False, True]}
+    assert out == {
+        "x": [0.0, 0.0],
+        "same": [True, False, True],
+        "like": [False, False, True],
+    }
+
+
+def test_3_narrow_arguments_with_names_are_widened(tmp_path: Path) -> None:
+    before = "old = torch.full((2, 2), 0.5)"
+    after = (
+        "x = torch.nn.functional.linear(torch.ones(1, 2), weight=old)\nout['dtype'] = str(x.dtype)"
+    )
+    assert said(tmp_path, before, after) == {"dtype": "torch.float64"}
+    assert said(tmp_path, before, after, "_strays.install") != {"dtype": "torch.float64"}
 
 
 def test_4_compile_is_the_identity(tmp_path: Path) -> None:
@@ -161,6 +262,22 @@ def test_4_compile_is_the_identity(tmp_path: Path) -> None:
         "out['notes'] = len(_notes.notes())"
     )
     assert said(tmp_path, "", after) == {"same": True, "value": 2.0, "notes": 1}
+
+
+def test_4_what_was_compiled_before_is_not_compiled_any_more(tmp_path: Path) -> None:
+    before = (
+        "import torch._dynamo\n"
+        "calls = []\n"
+        "def backend(graph, inputs):\n"
+        "    calls.append(len(inputs))\n"
+        "    return graph.forward\n"
+        "double = torch.compile(lambda x: 2 * x, backend=backend)"
+    )
+    after = "out['value'] = double(torch.ones(1)).item()\nout['calls'] = len(calls)"
+    assert said(tmp_path, before, after) == {"value": 2.0, "calls": 0}
+    alone = "_strays.install"  # Dynamo compiles nothing while a mode of functions is on
+    assert said(tmp_path, before, after, alone) == {"value": 2.0, "calls": 0}
+    assert said(tmp_path, before, after, f"{alone} _switched_off.install")["calls"] == 1
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
@@ -175,6 +292,8 @@ def test_5_random_numbers_are_those_of_the_dtype_that_was_asked_for(
         "drawn = [m.weight, m.bias, torch.randn(20, dtype=d), torch.rand(20, dtype=d),\n"
         "         torch.randn_like(m.bias), torch.empty(20, dtype=d).uniform_(-1, 1),\n"
         "         torch.empty(20, dtype=d).normal_(0, 2)]\n"
+        "w = torch.zeros(40, 30, dtype=d)\n"
+        "drawn += [w[:, 3:20].normal_(), w.t().uniform_(), torch.nn.init.trunc_normal_(w)]\n"
         "torch.set_default_dtype(d)\n"
         "drawn += [torch.nn.Linear(3, 20).weight, torch.randn(20)]\n"
         "torch.set_default_dtype(torch.float32)\n"
@@ -198,3 +317,29 @@ def test_9_autocast_and_scaler_are_switched_off_with_notes(tmp_path: Path) -> No
     right = {"dtype": "torch.float64", "enabled": False, "notes": 2}
     assert said(tmp_path, "", after) == right
     assert said(tmp_path, "", after, "_switched_off.install") != right
+
+
+def test_9_what_the_script_switches_off_itself_has_no_note(tmp_path: Path) -> None:
+    after = (
+        "with torch.autocast('cpu', torch.bfloat16, False), torch.autocast('cpu', enabled=False):\n"
+        "    torch.amp.GradScaler('cpu', enabled=False)\n"
+        "_notes.write_notes(__import__('pathlib').Path('.'), 0)\n"
+        "out['notes'], out['coarsest'] = _notes.read_notes(__import__('pathlib').Path('.'))"
+    )
+    assert said(tmp_path, "", after) == {"notes": [], "coarsest": None}
+
+
+def test_9_the_operation_that_has_no_double_is_remembered(tmp_path: Path) -> None:
+    after = (
+        "from pathlib import Path\n"
+        "a, b = torch.ones(2, 16, 16, dtype=torch.bfloat16), torch.ones(2, 16, 16).bfloat16()\n"
+        "try:\n"
+        "    torch._grouped_mm(a, b)\n"
+        "except Exception as error:\n"
+        "    out['error'] = str(error).splitlines()[0]\n"
+        "_notes.write_notes(Path('.'), 0)\n"
+        "out['failed'] = _notes.read_failed(Path('.'))"
+    )
+    out = said(tmp_path, "", after)
+    assert "_grouped_mm" in out["failed"] and out["error"] in out["failed"]
+    assert said(tmp_path, "", after, "_strays.install").get("failed", "") == ""

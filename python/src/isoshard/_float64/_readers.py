@@ -18,6 +18,8 @@ from ._strays import _made_wide
 _READERS = (
     ("torch", "", "load"),
     ("torch.serialization", "", "load"),
+    ("torch._utils", "", "_rebuild_tensor"),  # of pickle, and of tensors from other processes
+    ("torch._utils", "", "_rebuild_tensor_v3"),
     ("safetensors.torch", "", "load"),
     ("safetensors.torch", "", "load_file"),
     ("transformers.modeling_utils", "PreTrainedModel", "from_pretrained"),
@@ -26,10 +28,10 @@ _READERS = (
 
 def install() -> None:
     """Wraps the readers that are there, and those of modules that are imported later."""
-    for module, owner, name in _READERS:
+    for module in {module for module, _, _ in _READERS} | {"safetensors"}:
         if module in sys.modules:
-            _wrap(sys.modules[module], owner, name)
-    after_import(_wrap_later)
+            _wrap_all(module, sys.modules[module])
+    after_import(_wrap_all)
 
 
 def _wrap(module: Any, owner: str, name: str) -> None:
@@ -42,6 +44,44 @@ def _wrap(module: Any, owner: str, name: str) -> None:
     wrapped = classmethod(wrapped) if is_class_method else wrapped
     wrapped._isoshard_reads = True
     setattr(holder, name, wrapped)
+
+
+class _Opened:
+    """A file of safetensors, or a slice of a tensor in it, whose tensors are read as above."""
+
+    def __init__(self, inner: Any) -> None:
+        self._inner = inner
+
+    def __enter__(self) -> _Opened:
+        self._inner.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> Any:
+        return self._inner.__exit__(*error)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __getitem__(self, index: Any) -> Any:
+        return _reader(self._inner.__getitem__)(index)
+
+    def get_tensor(self, name: str) -> Any:
+        """The tensor of a name."""
+        return _reader(self._inner.get_tensor)(name)
+
+    def get_slice(self, name: str) -> _Opened:
+        """What parts of a tensor can be read from."""
+        return _Opened(self._inner.get_slice(name))
+
+
+def _wrap_safe_open(module: Any) -> None:
+    original = module.safe_open
+
+    def safe_open(*args: Any, **kwargs: Any) -> Any:
+        file = original(*args, **kwargs)
+        return file if is_paused() else _Opened(file)
+
+    module.safe_open = safe_open
 
 
 def _reader(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -87,7 +127,9 @@ def _widen_module(module: torch.nn.Module) -> None:
                 part._buffers[name] = _widened(buffer)
 
 
-def _wrap_later(name: str, module: Any) -> None:
+def _wrap_all(name: str, module: Any) -> None:
     for owner, kind, function in _READERS:
         if owner == name:
             _wrap(module, kind, function)
+    if name == "safetensors":
+        _wrap_safe_open(module)

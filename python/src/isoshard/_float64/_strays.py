@@ -8,6 +8,7 @@ names, and from C++ code.
 from __future__ import annotations
 
 import functools
+import re
 import types as python_types
 from collections.abc import Callable
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 from ._names import WIDE_OF, asked, asked_by_default, is_paused
-from ._notes import see
+from ._notes import see, see_failed
 from ._tags import asked_of, tag
 
 _FACTORIES = frozenset(
@@ -33,6 +34,8 @@ _CASTS |= {"double": torch.float64}
 _COMPLEX_CASTS = {"cfloat": torch.complex64, "chalf": torch.complex32}
 _DOUBLE, _FLOAT = torch.float64, torch.float32
 _NARROW_TYPES = ("BFloat16Tensor", "HalfTensor", "FloatTensor")
+#: What kernels say that do not take float64.
+_OF_DTYPES = re.compile(r"double|float64|bfloat16|half|float8|dtype|scalar ?type", re.IGNORECASE)
 _GETTERS = (python_types.MethodWrapperType, python_types.WrapperDescriptorType)
 
 
@@ -80,11 +83,20 @@ class _Widening(TorchFunctionMode):
             wanted = next(v for v in (*args, *kwargs.values()) if isinstance(v, torch.dtype))
             args = [_wide(value) for value in args]
             kwargs = {key: _wide(value) for key, value in kwargs.items()}
-        for value in args:
+        for value in (*args, *kwargs.values()):
             _widen_in_place(value)
-        if name == "to" and wanted is not None and isinstance(args[0], torch.Tensor):
-            return _to(func, args, kwargs, asked(wanted))
-        result = _widened(func(*args, **kwargs))
+        if name in ("to", "type_as") and isinstance(args[0], torch.Tensor):
+            other = args[1] if len(args) > 1 else kwargs.get("other")
+            if wanted is not None:
+                return _to(func, args, kwargs, asked(wanted))
+            if isinstance(other, torch.Tensor):
+                return _to(func, args, kwargs, asked_of(other))
+        try:
+            result = _widened(func(*args, **kwargs))
+        except Exception as error:
+            if _OF_DTYPES.search(str(error)):
+                see_failed(name, error)
+            raise
         if isinstance(result, torch.Tensor):
             if wanted is not None:
                 tag(result, asked(wanted))
