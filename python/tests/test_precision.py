@@ -4,11 +4,12 @@
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from pathlib import Path
 
 import pytest
-from live_runs import needs, server
+from live_runs import EXAMPLES, needs, server
 
 pytestmark = needs("torch")
 
@@ -138,3 +139,59 @@ def test_8_gradients_that_cancel_and_a_tiny_eps_conform(tmp_path: Path) -> None:
     options = ["--precision", "float64", "--steps", "3"]
     code, words, said = judged(tmp_path, *options, text=_ATTENTION)
     assert (code, words) == (0, {"float64": "conforms"}), said
+
+
+_KEY_BIASES = """
+import torch
+import torch.distributed as dist
+from transformers import AutoConfig, AutoModelForCausalLM
+
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+config = AutoConfig.for_model({name!r}, vocab_size=50, use_cache=False, **{sizes!r})
+model = AutoModelForCausalLM.from_config(config, attn_implementation="eager").train()
+wrapped = torch.nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps={eps})
+for batch in torch.randint(3, 50, (5, 4, 12), generator=torch.Generator().manual_seed(5)):
+    ids = batch.chunk(size)[rank]
+    wrapped(input_ids=ids, labels=ids).loss.backward()
+    size > 1 and model.{bias}.grad.mul_({factor})
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+_GPT2 = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 16}
+_GPT2 |= dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0)
+_OPT = {"hidden_size": 16, "ffn_dim": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+_OPT |= {"max_position_embeddings": 16, "word_embed_proj_dim": 16}
+_OPT |= dict.fromkeys(("dropout", "attention_dropout", "layerdrop"), 0.0)
+_MODELS = {
+    "gpt2": (_GPT2, "transformer.h[0].mlp.c_fc.bias"),
+    "opt": (_OPT, "model.decoder.layers[0].fc1.bias"),
+}
+
+
+@pytest.mark.parametrize("eps", ["1e-8", "1e-15"])
+@pytest.mark.parametrize("name", ["gpt2", "opt"])
+def test_8_biases_of_keys_conform_and_others_are_judged(
+    tmp_path: Path, name: str, eps: str
+) -> None:
+    """A softmax ignores them: in right runs their gradients differ by more than their size."""
+    pytest.importorskip("transformers")
+    sizes, bias = _MODELS[name]
+    text = _KEY_BIASES.format(name=name, sizes=sizes, bias=bias, eps=eps, factor="{factor}")
+    right, wrong = (text.format(factor=f) for f in ("1", "1 + 1e-9"))
+    code, words, said = judged(tmp_path, "--precision", "both", text=right)
+    assert (code, words) == (0, BOTH), said
+    code, words, said = judged(tmp_path, "--precision", "float64", text=wrong)
+    assert (code, words) == (1, {"float64": "diverges"}), said
+
+
+def test_8_ring_attention_conforms(tmp_path: Path) -> None:
+    """Its softmax is made of parts, in another order than that of one process."""
+    for name in ("ring_attention.py", "ring_on_cpu.py"):
+        shutil.copy(EXAMPLES / name, tmp_path)
+    text = (tmp_path / "ring_attention.py").read_text()
+    options = ["--precision", "both", "--mesh", "cp=2"]
+    code, words, said = judged(tmp_path, *options, text=text)
+    assert (code, words) == (0, BOTH), said

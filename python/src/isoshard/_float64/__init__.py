@@ -9,6 +9,7 @@ _imports       libraries are imported with the real names; tables that collapsed
 _strays        narrow tensors that come from elsewhere (numpy, old constructors) are widened
 _draws         random numbers are drawn in the dtype that was asked for, then widened
 _readers       files are read with the real names, then widened
+_kernels       operations that have no float64 kernel get one
 _switched_off  torch.compile, autocast, GradScaler and compressed reductions do nothing
 
 Branches on dtypes take the way of every dtype at once (all names are equal), casts round nothing,
@@ -19,7 +20,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from . import _draws, _imports, _names, _notes, _readers, _strays, _switched_off
+from . import _draws, _imports, _kernels, _names, _notes, _readers, _strays, _switched_off
 
 __all__ = ["enter", "is_on", "write_notes"]
 
@@ -33,6 +34,7 @@ def enter() -> None:
     _imports.install()
     _readers.install()
     _draws.install()
+    _kernels.install()
     _switched_off.install()
     _strays.install()
 

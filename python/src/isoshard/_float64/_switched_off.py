@@ -41,9 +41,10 @@ def _install_autocast() -> None:
 
     @functools.wraps(init)
     def new_init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        note("autocast was switched off: all is computed in float64")
         dtype = kwargs.get("dtype", args[0] if args else None)
-        see(asked(dtype) if dtype is not None else torch.bfloat16)
+        if kwargs.get("enabled", args[1] if len(args) > 1 else True):
+            note("autocast was switched off: all is computed in float64")
+            see(asked(dtype) if dtype is not None else torch.bfloat16)
         init(self, device_type, enabled=False)
 
     kind.__init__ = new_init
