@@ -14,6 +14,11 @@ _BUFFER = ".buffer"
 _FLOAT32 = torch.float32
 
 
+def is_float32(dtype: torch.dtype) -> bool:
+    """Whether a script asked for float32: in the float64 mode a dtype says so in its text only."""
+    return str(dtype) == "torch.float32"
+
+
 class Dtypes:
     """The coarsest dtype that rounds what is recorded.
 

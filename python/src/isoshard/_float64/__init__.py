@@ -10,6 +10,7 @@ _tables        places where two dtypes are one key are named
 _strays        narrow tensors that come from elsewhere (numpy, old constructors) are widened
 _draws         random numbers are drawn in the dtype that was asked for, then widened
 _readers       files are read with the real names, then widened
+_kernels       operations that have no float64 kernel get one
 _switched_off  torch.compile, autocast, GradScaler and compressed reductions do nothing
 
 Branches on dtypes take the way of every dtype at once (all names are equal), casts round nothing,
@@ -22,7 +23,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from . import _draws, _imports, _names, _notes, _readers, _strays, _switched_off, _tables
+from . import (
+    _draws,
+    _imports,
+    _kernels,
+    _names,
+    _notes,
+    _readers,
+    _strays,
+    _switched_off,
+    _tables,
+)
 
 __all__ = ["enter", "is_on", "leaving_notes", "write_notes"]
 
@@ -37,6 +48,7 @@ def enter() -> None:
     _imports.install()
     _readers.install()
     _draws.install()
+    _kernels.install()
     _switched_off.install()
     _strays.install()
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
@@ -42,10 +43,20 @@ _kept: list[Any] = []  # what C code points at
 _set_default = torch.set_default_dtype
 _get_default = torch.get_default_dtype
 _asked_by_default = torch.float32
-_depth_of_real_names = 0
+_lock = threading.Lock()
+_num_paused = 0  # threads
 _originals: dict[tuple[Any, str], Any] = {}
 #: Called with two dtypes that are equal here and not for the script, and the frame that asked.
 on_one_key: Callable[[torch.dtype, torch.dtype, FrameType | None], None] | None = None
+
+
+class _Here(threading.local):
+    """What is true in one thread."""
+
+    is_paused = False
+
+
+_here = _Here()
 
 
 def is_installed() -> bool:
@@ -54,8 +65,8 @@ def is_installed() -> bool:
 
 
 def is_paused() -> bool:
-    """Whether code of a library or of a reader runs, with the real names."""
-    return _depth_of_real_names > 0
+    """Whether code of a library or of a reader runs in this thread, with the real names."""
+    return _here.is_paused
 
 
 def asked(dtype: torch.dtype) -> torch.dtype:
@@ -101,18 +112,27 @@ def install() -> None:
 
 @contextmanager
 def real_names() -> Iterator[None]:
-    """In the block the names are the dtypes of torch again, and nothing is widened."""
-    global _depth_of_real_names
+    """In the block the names are the dtypes of torch again, and nothing is widened.
+
+    Other threads see the real names, too, but what they pass to torch is widened.
+    """
+    global _num_paused
     if not is_installed() or is_paused():
         yield
         return
-    _switch(to_names=False)
-    _depth_of_real_names = 1
+    with _lock:
+        _num_paused += 1
+        if _num_paused == 1:
+            _switch(to_names=False)
+    _here.is_paused = True
     try:
         yield
     finally:
-        _depth_of_real_names = 0
-        _switch(to_names=True)
+        _here.is_paused = False
+        with _lock:
+            _num_paused -= 1
+            if _num_paused == 0:
+                _switch(to_names=True)
 
 
 def _switch(*, to_names: bool) -> None:
@@ -170,7 +190,7 @@ def _made_name(narrow: torch.dtype, wide: torch.dtype) -> torch.dtype:
 def _identity(dtype: Any) -> int:
     """The id of the dtype that an object is taken for."""
     real = asked(dtype)
-    if _depth_of_real_names and real is dtype:
+    if _here.is_paused and real is dtype:
         return id(dtype)
     return id(wide_of(real))
 

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers of files run with the real names; what they read is widened."""
+"""Readers of files run with the real names; what they read is widened.
+
+Writers of safetensors run with the real names, too: a file says the dtype that its bytes have.
+torch.save, and checkpoints of torch.distributed, need nothing: their bytes and names go together.
+"""
 
 from __future__ import annotations
 
@@ -10,78 +14,80 @@ from typing import Any
 
 import torch
 
-from ._imports import after_import
+from ._imports import after_import, replace_copies
 from ._names import WIDE_OF, asked, is_paused, real_names
-from ._strays import _made_wide
+from ._strays import _made_wide, become
 
-#: Module, class or "", function.
+#: Module and function.
 _READERS = (
-    ("torch", "", "load"),
-    ("torch.serialization", "", "load"),
-    ("torch._utils", "", "_rebuild_tensor"),  # of pickle, and of tensors from other processes
-    ("torch._utils", "", "_rebuild_tensor_v3"),
-    ("safetensors.torch", "", "load"),
-    ("safetensors.torch", "", "load_file"),
-    ("transformers.modeling_utils", "PreTrainedModel", "from_pretrained"),
+    ("torch", "load"),
+    ("torch.serialization", "load"),
+    ("torch._utils", "_rebuild_tensor"),  # of pickle, and of tensors from other processes
+    ("torch._utils", "_rebuild_tensor_v3"),
+    ("safetensors", "safe_open"),
+    ("safetensors.torch", "safe_open"),
+    ("safetensors.torch", "load"),
+    ("safetensors.torch", "load_file"),
+    ("safetensors.torch", "load_model"),
+    ("safetensors.torch", "save"),
+    ("safetensors.torch", "save_file"),
+    ("safetensors.torch", "save_model"),
 )
 
 
 def install() -> None:
     """Wraps the readers that are there, and those of modules that are imported later."""
-    for module in {module for module, _, _ in _READERS} | {"safetensors"}:
+    replaced: dict[int, Any] = {}
+    for module, name in _READERS:
         if module in sys.modules:
-            _wrap_all(module, sys.modules[module])
-    after_import(_wrap_all)
+            replaced |= _wrap(sys.modules[module], name)
+    replace_copies(replaced)
+    after_import(_wrap_later)
 
 
-def _wrap(module: Any, owner: str, name: str) -> None:
-    holder = getattr(module, owner) if owner else module
-    raw = vars(holder).get(name)
-    if raw is None or hasattr(raw, "_isoshard_reads"):
-        return
-    is_class_method = isinstance(raw, classmethod)
-    wrapped: Any = _reader(raw.__func__ if is_class_method else raw)
-    wrapped = classmethod(wrapped) if is_class_method else wrapped
+def _wrap(module: Any, name: str) -> dict[int, Any]:
+    """Returns the new function by the id of the old one, if there was one to wrap."""
+    original = getattr(module, name, None)
+    if original is None or hasattr(original, "_isoshard_reads"):
+        return {}
+    wrapped: Any = (_opener if name == "safe_open" else _reader)(original)
     wrapped._isoshard_reads = True
-    setattr(holder, name, wrapped)
+    setattr(module, name, wrapped)
+    return {id(original): wrapped}
 
 
-class _Opened:
-    """A file of safetensors, or a slice of a tensor in it, whose tensors are read as above."""
+def _opener(original: Callable[..., Any]) -> Callable[..., Any]:
+    """safetensors.safe_open: files read tensors when they are asked for them."""
 
-    def __init__(self, inner: Any) -> None:
-        self._inner = inner
+    @functools.wraps(original, updated=())
+    def open_file(*args: Any, **kwargs: Any) -> Any:
+        file = original(*args, **kwargs)
+        return file if is_paused() else _File(file)
 
-    def __enter__(self) -> _Opened:
-        self._inner.__enter__()
+    return open_file
+
+
+class _File:
+    """An open file, or a slice of one, that widens the tensors that it returns."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def __enter__(self) -> _File:
+        self._file.__enter__()
         return self
 
-    def __exit__(self, *error: Any) -> Any:
-        return self._inner.__exit__(*error)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
+    def __exit__(self, *error: Any) -> None:
+        self._file.__exit__(*error)
 
     def __getitem__(self, index: Any) -> Any:
-        return _reader(self._inner.__getitem__)(index)
+        return _reader(self._file.__getitem__)(index)
 
-    def get_tensor(self, name: str) -> Any:
-        """The tensor of a name."""
-        return _reader(self._inner.get_tensor)(name)
-
-    def get_slice(self, name: str) -> _Opened:
-        """What parts of a tensor can be read from."""
-        return _Opened(self._inner.get_slice(name))
-
-
-def _wrap_safe_open(module: Any) -> None:
-    original = module.safe_open
-
-    def safe_open(*args: Any, **kwargs: Any) -> Any:
-        file = original(*args, **kwargs)
-        return file if is_paused() else _Opened(file)
-
-    module.safe_open = safe_open
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._file, name)
+        if name == "get_slice":
+            return lambda *args: _File(value(*args))
+        return _reader(value) if callable(value) else value
 
 
 def _reader(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,7 +109,8 @@ def _widened(value: Any) -> Any:
         _widen_module(value)
         return value
     if isinstance(value, torch.nn.Parameter):
-        value.data = _widened(value.data)
+        if id(value.dtype) in WIDE_OF:
+            become(value, _widened(value.detach()))
         return value
     if isinstance(value, torch.Tensor):
         wide = WIDE_OF.get(id(value.dtype))
@@ -118,18 +125,11 @@ def _widened(value: Any) -> Any:
 
 
 def _widen_module(module: torch.nn.Module) -> None:
-    for part in module.modules():
-        for parameter in part._parameters.values():
-            if parameter is not None:
-                _widened(parameter)
-        for name, buffer in part._buffers.items():
-            if buffer is not None:
-                part._buffers[name] = _widened(buffer)
+    """As module.to, but each tensor has its own wide dtype."""
+    module._apply(lambda tensor: _widened(tensor.data))  # type: ignore[no-untyped-call]
 
 
-def _wrap_all(name: str, module: Any) -> None:
-    for owner, kind, function in _READERS:
+def _wrap_later(name: str, module: Any) -> None:
+    for owner, function in _READERS:
         if owner == name:
-            _wrap(module, kind, function)
-    if name == "safetensors":
-        _wrap_safe_open(module)
+            _wrap(module, function)

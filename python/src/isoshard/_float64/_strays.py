@@ -9,16 +9,18 @@ from __future__ import annotations
 
 import functools
 import re
+import threading
 import types as python_types
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ._names import WIDE_OF, asked, asked_by_default, is_paused
+from ._names import WIDE_OF, asked, asked_by_default, is_paused, name_of
 from ._notes import see, see_failed
-from ._tags import asked_of, tag
+from ._tags import asked_of, has_tags, tag
 
 _FACTORIES = frozenset(
     "empty zeros ones full empty_strided eye linspace logspace arange tensor as_tensor "
@@ -33,10 +35,17 @@ _CASTS = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloa
 _CASTS |= {"double": torch.float64}
 _COMPLEX_CASTS = {"cfloat": torch.complex64, "chalf": torch.complex32}
 _DOUBLE, _FLOAT = torch.float64, torch.float32
-_NARROW_TYPES = ("BFloat16Tensor", "HalfTensor", "FloatTensor")
 #: What kernels say that do not take float64.
 _OF_DTYPES = re.compile(r"double|float64|bfloat16|half|float8|dtype|scalar ?type", re.IGNORECASE)
-_GETTERS = (python_types.MethodWrapperType, python_types.WrapperDescriptorType)
+#: By id, because all dtypes have one hash here.
+_TYPES = {
+    id(torch.bfloat16): "BFloat16Tensor",
+    id(torch.float16): "HalfTensor",
+    id(_FLOAT): "FloatTensor",
+}
+_GETTERS = python_types.MethodWrapperType
+#: As torch hands attributes to a mode.
+_GET_DTYPE, _GET_GRAD = torch.Tensor.dtype.__get__, torch.Tensor.grad.__get__
 
 
 #: Functions that make tensors and that no mode sees. What they return shares no memory any more.
@@ -44,11 +53,19 @@ _UNSEEN = ("from_numpy", "frombuffer", "from_dlpack")
 
 
 def install() -> None:
-    """The mode stays on until the process ends."""
+    """The mode stays on until the process ends, in all threads."""
     owner: Any = torch
     for name in _UNSEEN:
         setattr(owner, name, _widening(getattr(owner, name)))
     _Widening().__enter__()
+    kind: Any = threading.Thread
+    begin = kind._bootstrap_inner
+
+    def begin_widening(thread: threading.Thread) -> None:
+        with _Widening():
+            begin(thread)
+
+    kind._bootstrap_inner = begin_widening
 
 
 def _widening(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,7 +76,8 @@ def _widening(original: Callable[..., Any]) -> Callable[..., Any]:
         wanted = kwargs.get("dtype")
         if isinstance(wanted, torch.dtype):  # the bytes are of this dtype
             kwargs["dtype"] = asked(wanted)
-        return _widened(original(*args, **kwargs))
+        with torch._C.DisableTorchFunction():  # x.dtype is the real one
+            return _widened(original(*args, **kwargs))
 
     return call
 
@@ -69,8 +87,10 @@ class _Widening(TorchFunctionMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        if is_paused() or isinstance(func, _GETTERS):
+        if is_paused():
             return func(*args, **kwargs)
+        if isinstance(func, _GETTERS):
+            return _attribute(func, args, kwargs)
         name = getattr(func, "__name__", "")
         if name in _CASTS and len(args) == 1:
             return _cast(args[0], _CASTS[name], kwargs)
@@ -83,14 +103,13 @@ class _Widening(TorchFunctionMode):
             wanted = next(v for v in (*args, *kwargs.values()) if isinstance(v, torch.dtype))
             args = [_wide(value) for value in args]
             kwargs = {key: _wide(value) for key, value in kwargs.items()}
-        for value in (*args, *kwargs.values()):
-            _widen_in_place(value)
-        if name in ("to", "type_as") and isinstance(args[0], torch.Tensor):
-            other = args[1] if len(args) > 1 else kwargs.get("other")
-            if wanted is not None:
-                return _to(func, args, kwargs, asked(wanted))
-            if isinstance(other, torch.Tensor):
-                return _to(func, args, kwargs, asked_of(other))
+        is_changed = _changes_its_first(name)  # a copy of the first argument would be changed
+        args = [v if i == 0 and is_changed else _usable(v) for i, v in enumerate(args)]
+        kwargs = {key: value if key == "out" else _usable(value) for key, value in kwargs.items()}
+        if name == "to" and wanted is not None and isinstance(args[0], torch.Tensor):
+            return _to(func, args, kwargs, asked(wanted))
+        if name in ("to", "type_as") and len(args) > 1 and isinstance(args[1], torch.Tensor):
+            return _to(func, args, kwargs, asked_of(args[1]))
         try:
             result = _widened(func(*args, **kwargs))
         except Exception as error:
@@ -104,7 +123,34 @@ class _Widening(TorchFunctionMode):
                 tag(result, asked_by_default())
             elif name in _ALIKE and isinstance(args[0], torch.Tensor):
                 tag(result, asked_of(args[0]))
+            elif has_tags() and not is_changed and not result._is_view():
+                _tag_computed(result, [*args, *kwargs.values()])
         return result
+
+
+def _attribute(get: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """x.dtype is the name of what was asked for, so that dtype=x.dtype asks for it again."""
+    if get == _GET_DTYPE:
+        return name_of(asked_of(args[0]))
+    value = get(*args, **kwargs)
+    if get == _GET_GRAD and value is not None and has_tags():
+        tag(value, asked_of(args[0]))
+    return value
+
+
+def _changes_its_first(name: str) -> bool:
+    return (name.endswith("_") and not name.endswith("__")) or name.startswith(("__i", "__set"))
+
+
+def _tag_computed(result: torch.Tensor, values: list[Any]) -> None:
+    """What is computed in one dtype natively is asked for in it; numbers decide nothing."""
+    if not result.is_floating_point() or any(result is value for value in values):
+        return
+    parts = [p for v in values for p in (v if type(v) in (tuple, list) else (v,))]
+    tensors = [p for p in parts if isinstance(p, torch.Tensor) and p.is_floating_point()]
+    found = [asked_of(t) for t in tensors if t.ndim > 0] or [asked_of(t) for t in tensors]
+    if found:
+        tag(result, functools.reduce(torch.promote_types, found))
 
 
 def _wide(value: Any) -> Any:
@@ -130,17 +176,35 @@ def _made_wide(value: torch.Tensor, wide: torch.dtype) -> torch.Tensor:
     return result
 
 
-def _widen_in_place(value: Any) -> None:
-    """A tensor that was made behind torch's back, among the arguments of a call."""
+def _usable(value: Any) -> Any:
+    """An argument of a call, where it is a tensor that was made behind torch's back.
+
+    One that owns its memory becomes wide itself; a part of a graph or of another's memory is
+    copied.
+    """
     if isinstance(value, torch.Tensor):
         wide = WIDE_OF.get(id(value.dtype))
-        if wide is not None and value.grad_fn is None and not value._is_view():
-            narrow = value.dtype
-            value.data = value.data.to(wide)
-            tag(value, narrow)
-    elif type(value) in (tuple, list):
-        for part in value:
-            _widen_in_place(part)
+        if wide is None:
+            return value
+        if value.grad_fn is not None or value._is_view():
+            return value.to(wide)
+        become(value, _made_wide(value.detach(), wide))
+        return value
+    if type(value) in (tuple, list):
+        parts = [_usable(part) for part in value]
+        is_same = all(a is b for a, b in zip(parts, value, strict=True))
+        return value if is_same else type(value)(parts)
+    return value
+
+
+def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
+    """Gives a tensor the content of another one, of another dtype."""
+    if not is_traceable_wrapper_subclass(tensor):
+        tensor.data = other
+        return
+    needs_gradient = tensor.requires_grad  # .data would leave the tensors inside of it
+    other = torch.nn.Parameter(other) if isinstance(tensor, torch.nn.Parameter) else other
+    torch.utils.swap_tensors(tensor, other.requires_grad_(needs_gradient))
 
 
 def _cast(tensor: torch.Tensor, to: torch.dtype, kwargs: dict[str, Any]) -> torch.Tensor:
@@ -167,11 +231,10 @@ def _type(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
     wanted = args[1] if len(args) > 1 else kwargs.get("dtype")
     if wanted is None:
         text = func(*args, **kwargs)
-        is_double = asked_of(args[0]) is _DOUBLE
-        return text if is_double else text.replace("DoubleTensor", "FloatTensor")
+        return text.replace("DoubleTensor", _TYPES.get(id(asked_of(args[0])), "DoubleTensor"))
     if isinstance(wanted, torch.dtype):
         return _to(torch.Tensor.to, [args[0], _wide(wanted)], {}, asked(wanted))
     text = wanted if isinstance(wanted, str) else f"{wanted.__module__}.{wanted.__name__}"
-    for narrow in _NARROW_TYPES:
+    for narrow in _TYPES.values():
         text = text.replace(narrow, "DoubleTensor")
     return func(args[0], text)
