@@ -312,6 +312,28 @@ def test_3_a_cast_makes_a_copy_where_it_would_natively(tmp_path: Path) -> None:
     }
 
 
+def test_3_hooks_and_backward_passes_in_python_compute_in_float64(tmp_path: Path) -> None:
+    after = (
+        "class Third(torch.autograd.Function):\n"
+        "    @staticmethod\n"
+        "    def forward(ctx, x):\n"
+        "        return x.clone()\n"
+        "    @staticmethod\n"
+        "    def backward(ctx, gradient):\n"
+        "        return (gradient / 3).float()\n"
+        "x = torch.ones(1, requires_grad=True)\n"
+        "x.register_hook(lambda gradient: (gradient * 3).bfloat16() / 3)\n"
+        "Third.apply(x).sum().backward()\n"
+        "out['values'] = [x.grad.item(), torch.autograd.grad(Third.apply(x).sum(), x)[0].item()]\n"
+        "torch.autograd.backward(Third.apply(x).sum())\n"
+        "out['sum'] = x.grad.item()"
+    )
+    third = 1 / 3
+    assert said(tmp_path, "", after) == {"values": [third, third], "sum": 2 * third}
+    without = said(tmp_path, "", after, "_strays._install_in_backward")
+    assert without.get("values") != [third, third]
+
+
 def test_4_compile_is_the_identity(tmp_path: Path) -> None:
     after = (
         "m = torch.nn.Linear(2, 2)\nout['same'] = torch.compile(m) is m\n"

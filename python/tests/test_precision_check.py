@@ -37,8 +37,7 @@ def _ddp(model: nn.Module, mesh: Any) -> nn.Module:
 
 
 def _ddp_with_a_factor(model: nn.Module, mesh: Any) -> nn.Module:
-    bias = model.get_parameter("up.bias")
-    bias.register_post_accumulate_grad_hook(lambda p: p.grad.mul_(1.004))
+    model.get_parameter("up.bias").register_hook(lambda gradient: 1.004 * gradient)
     return _ddp(model, mesh)
 
 
@@ -104,5 +103,7 @@ def test_10_record_is_of_the_precision_of_its_process(tmp_path: Path) -> None:
             record(tmp_path, model, _sgd(model.parameters()), precision=precision),
         ):
             pass
-    with record(tmp_path / "a", model, _sgd(model.parameters()), precision="native", steps=1):
-        pass
+    optimizer = _sgd(model.parameters())
+    with record(tmp_path / "a", model, optimizer, precision="native", steps=1):
+        model(_IDS).backward()
+        optimizer.step()

@@ -66,6 +66,23 @@ def install() -> None:
             begin(thread)
 
     kind._bootstrap_inner = begin_widening
+    _install_in_backward()
+
+
+def _install_in_backward() -> None:
+    """A mode sees `Tensor.backward` as a whole and is off below it, where hooks and Python run."""
+    owner: Any = torch.autograd
+    original = owner.graph._engine_run_backward
+
+    @functools.wraps(original)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        modes = torch.overrides._get_current_function_mode_stack()
+        if any(isinstance(mode, _Widening) for mode in modes):
+            return original(*args, **kwargs)
+        with _Widening():
+            return original(*args, **kwargs)
+
+    owner._engine_run_backward = owner.graph._engine_run_backward = run
 
 
 def _widening(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -103,6 +120,7 @@ class _Widening(TorchFunctionMode):
             wanted = next(v for v in (*args, *kwargs.values()) if isinstance(v, torch.dtype))
             args = [_wide(value) for value in args]
             kwargs = {key: _wide(value) for key, value in kwargs.items()}
+            see(asked(wanted))
         is_changed = _changes_its_first(name)  # a copy of the first argument would be changed
         args = [v if i == 0 and is_changed else _usable(v) for i, v in enumerate(args)]
         kwargs = {key: value if key == "out" else _usable(value) for key, value in kwargs.items()}
