@@ -8,7 +8,6 @@ import os
 import sys
 from pathlib import Path
 
-import torch
 import torch.distributed as dist
 import transformers.models.auto.modeling_auto  # noqa: F401  (before ranks are forked)
 

@@ -2,7 +2,7 @@
 """The float64 mode in one process: names, tables, strays, casts, draws, what is switched off.
 
 Each case runs in a forked process of its own, because the mode cannot be left. `without` names the
-part of the mode that a control leaves out; the claim must then be false.
+parts of the mode that a control leaves out; the claim must then be false.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ _START = """
 import sys
 import torch
 from isoshard import _float64
-from isoshard._float64 import _draws, _imports, _kernels, _notes, _readers, _strays, _switched_off, _tags
+from isoshard._float64 import _draws, _imports, _kernels, _notes, _readers, _strays
+from isoshard._float64 import _switched_off, _tables, _tags
 
 def real(tensor):  # what no mode has touched
     with torch._C.DisableTorchFunction():
@@ -40,8 +41,8 @@ def said(tmp_path: Path, before: str, after: str, without: str = "") -> dict[str
             os.chdir(tmp_path)
             names: dict[str, Any] = {"out": out}
             exec(_START, names)
-            if without:
-                module, _, function = without.partition(".")
+            for part in without.split():
+                module, _, function = part.partition(".")
                 setattr(names[module], function, lambda: None)
             exec(before, names)
             exec("_float64.enter()", names)
@@ -97,19 +98,46 @@ def test_1_torch_save_and_load_work_because_tables_are_built_before(tmp_path: Pa
     assert said(tmp_path, fresh, after, "_imports.load_owners_of_tables") != right
 
 
-def test_1_a_table_of_the_script_whose_rows_became_one_is_named(tmp_path: Path) -> None:
-    (tmp_path / "sizes.py").write_text(
-        "import torch\n\nSIZES = {torch.float32: 4, torch.bfloat16: 2}\nONE = {torch.float32: 4}\n"
+_TWO_ROWS = {
+    "a display": "{torch.float32: 4, torch.bfloat16: 2}",
+    "a display with float64": "{torch.float32: 4, torch.float64: 8}",
+    "a comprehension": "{getattr(torch, n): n for n in ('float16', 'float32')}",
+    "pairs": "dict([(torch.float32, 4), (torch.half, 2)])",
+    "assignments": "{}\nT[torch.float32] = 4\nT[torch.float16] = 2",
+    "a set": "{torch.float32, torch.bfloat16}",
+    "another row": "{torch.float32: 4}\nr = T[torch.bfloat16]",
+    "a cache": "functools.cache(lambda d: str(d))\nT(torch.float32)\nT(torch.half)",
+}
+
+
+@pytest.mark.parametrize("table", _TWO_ROWS.values(), ids=_TWO_ROWS)
+def test_1_where_two_dtypes_are_one_key_is_named(tmp_path: Path, table: str) -> None:
+    (tmp_path / "sizes.py").write_text(f"import functools, torch\n\nT = {table}\n")
+    before = "sys.path.insert(0, '.')"
+    after = "import sizes\nout['notes'] = [n for n in _notes.notes() if 'sizes.py:' in n]"
+    notes = said(tmp_path, before, after)["notes"]
+    assert len(notes) == 1 and notes[0].count("torch.") == 2
+    assert said(tmp_path, before, after, "_tables.install") == {"notes": []}
+
+
+def test_1_one_key_and_branches_are_not_named(tmp_path: Path) -> None:
+    after = (
+        "T = {torch.bfloat16: 2, torch.int32: 4}\n"
+        "x = torch.ones(2, dtype=torch.bfloat16)\n"
+        "T[x.dtype], T.get(torch.bfloat16), x.dtype in (torch.half, torch.float)\n"
+        "torch.half == torch.float, {x.dtype: 1, torch.bfloat16: 2, torch.int8: 3}\n"
+        "out['notes'] = _notes.notes()"
     )
-    out = said(
-        tmp_path,
-        "sys.path.insert(0, '.')",
-        "import sizes\nout['rows'] = len(sizes.SIZES)\n"
-        "_imports.tell_collapsed_tables()\n"
-        "out['notes'] = [n for n in _notes.notes() if 'sizes.py' in n]",
-    )
-    assert out["rows"] == 1
-    assert len(out["notes"]) == 1 and "sizes.py:3" in out["notes"][0]
+    assert said(tmp_path, "", after) == {"notes": []}
+
+
+def test_1_a_library_that_is_imported_later_sees_the_real_names(tmp_path: Path) -> None:
+    """A stand-in for a package of the environment: its table keeps a row for each dtype."""
+    (tmp_path / "library.py").write_text("import torch\nT = {torch.float32: 4, torch.half: 2}\n")
+    before = f"sys.path.insert(0, '.')\n_imports._LIBRARIES += ({str(tmp_path)!r},)"
+    after = "import library\nout['rows'] = len(library.T)\nout['notes'] = _notes.notes()"
+    assert said(tmp_path, before, after) == {"rows": 2, "notes": []}
+    assert said(tmp_path, before, after, "_imports.install")["rows"] == 1
 
 
 def test_2_readers_use_the_real_names_and_widen(tmp_path: Path) -> None:
@@ -125,6 +153,26 @@ def test_2_readers_use_the_real_names_and_widen(tmp_path: Path) -> None:
     }
     narrow = said(tmp_path, before, after, "_readers.install")
     assert narrow.get("dtypes") != ["torch.float64"] * 2
+
+
+def test_2_pickles_are_read_with_the_real_names(tmp_path: Path) -> None:
+    before = (
+        "import pickle\n"
+        "kept = pickle.dumps([torch.full((3,), 0.1), torch.nn.Parameter(torch.ones(2).half())])"
+    )
+    after = (
+        "read = pickle.loads(kept)\n"
+        "out['dtypes'] = [real(t) for t in read]\n"
+        "out['values'] = [read[0][2].item(), read[1].sum().item()]\n"
+        "out['again'] = pickle.loads(pickle.dumps(torch.full((3,), 0.1) / 3))[0].item() * 3"
+    )
+    right = {
+        "dtypes": ["torch.float64"] * 2,
+        "values": [0.10000000149011612, 2.0],
+        "again": 0.1,
+    }
+    assert said(tmp_path, before, after) == right
+    assert said(tmp_path, before, after, "_readers.install") != right
 
 
 def test_2_safetensors_are_read_and_written_with_their_own_dtypes(tmp_path: Path) -> None:
@@ -190,7 +238,11 @@ def test_2_modules_that_a_reader_returns_are_wide_inside_of_dtensors(tmp_path: P
 
 def test_3_narrow_tensors_are_widened_in_all_arguments(tmp_path: Path) -> None:
     """As keywords, in lists, and where they are parts of narrow ones."""
-    before = "old, other = torch.full((2, 2, 2), 0.1)\nrow = other[0]\nw = torch.ones(2).requires_grad_()"
+    before = (
+        "old, other = torch.full((2, 2, 2), 0.1)\n"
+        "row = other[0]\n"
+        "w = torch.ones(2).requires_grad_()"
+    )
     after = (
         "wide = torch.ones(2, 2)\n"
         "made = [torch.matmul(wide, other=old), torch.cat([wide, row[None]]), wide @ row,\n"
@@ -249,9 +301,37 @@ def test_3_a_cast_makes_a_copy_where_it_would_natively(tmp_path: Path) -> None:
         tmp_path,
         "",
         "x = torch.zeros(2)\ny = x.bfloat16()\ny += 1\nout['x'] = x.tolist()\n"
-        "out['same'] = [x.float() is x, y.float() is y, y.bfloat16() is y]",
+        "out['same'] = [x.float() is x, y.float() is y, y.bfloat16() is y]\n"
+        "z = torch.zeros(2, dtype=torch.bfloat16)\n"
+        "out['like'] = [x.to(z) is x, x.type_as(z) is x, x.to(torch.ones(2)) is x]",
     )
-    assert out == {"x": [0.0, 0.0], "same": [True, False, True]}
+    assert out == {
+        "x": [0.0, 0.0],
+        "same": [True, False, True],
+        "like": [False, False, True],
+    }
+
+
+def test_3_hooks_and_backward_passes_in_python_compute_in_float64(tmp_path: Path) -> None:
+    after = (
+        "class Third(torch.autograd.Function):\n"
+        "    @staticmethod\n"
+        "    def forward(ctx, x):\n"
+        "        return x.clone()\n"
+        "    @staticmethod\n"
+        "    def backward(ctx, gradient):\n"
+        "        return (gradient / 3).float()\n"
+        "x = torch.ones(1, requires_grad=True)\n"
+        "x.register_hook(lambda gradient: (gradient * 3).bfloat16() / 3)\n"
+        "Third.apply(x).sum().backward()\n"
+        "out['values'] = [x.grad.item(), torch.autograd.grad(Third.apply(x).sum(), x)[0].item()]\n"
+        "torch.autograd.backward(Third.apply(x).sum())\n"
+        "out['sum'] = x.grad.item()"
+    )
+    third = 1 / 3
+    assert said(tmp_path, "", after) == {"values": [third, third], "sum": 2 * third}
+    without = said(tmp_path, "", after, "_strays._install_in_backward")
+    assert without.get("values") != [third, third]
 
 
 def test_4_compile_is_the_identity(tmp_path: Path) -> None:
@@ -263,6 +343,22 @@ def test_4_compile_is_the_identity(tmp_path: Path) -> None:
         "out['notes'] = len(_notes.notes())"
     )
     assert said(tmp_path, "", after) == {"same": True, "value": 2.0, "notes": 1}
+
+
+def test_4_what_was_compiled_before_is_not_compiled_any_more(tmp_path: Path) -> None:
+    before = (
+        "import torch._dynamo\n"
+        "calls = []\n"
+        "def backend(graph, inputs):\n"
+        "    calls.append(len(inputs))\n"
+        "    return graph.forward\n"
+        "double = torch.compile(lambda x: 2 * x, backend=backend)"
+    )
+    after = "out['value'] = double(torch.ones(1)).item()\nout['calls'] = len(calls)"
+    assert said(tmp_path, before, after) == {"value": 2.0, "calls": 0}
+    alone = "_strays.install"  # Dynamo compiles nothing while a mode of functions is on
+    assert said(tmp_path, before, after, alone) == {"value": 2.0, "calls": 0}
+    assert said(tmp_path, before, after, f"{alone} _switched_off.install")["calls"] == 1
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float64"])
@@ -277,6 +373,8 @@ def test_5_random_numbers_are_those_of_the_dtype_that_was_asked_for(
         "drawn = [m.weight, m.bias, torch.randn(20, dtype=d), torch.rand(20, dtype=d),\n"
         "         torch.randn_like(m.bias), torch.empty(20, dtype=d).uniform_(-1, 1),\n"
         "         torch.empty(20, dtype=d).normal_(0, 2)]\n"
+        "w = torch.zeros(40, 30, dtype=d)\n"
+        "drawn += [w[:, 3:20].normal_(), w.t().uniform_(), torch.nn.init.trunc_normal_(w)]\n"
         "torch.set_default_dtype(d)\n"
         "drawn += [torch.nn.Linear(3, 20).weight, torch.randn(20)]\n"
         "torch.set_default_dtype(torch.float32)\n"
@@ -319,13 +417,29 @@ def test_9_autocast_and_scaler_are_switched_off_with_notes(tmp_path: Path) -> No
     assert said(tmp_path, "", after, "_switched_off.install") != right
 
 
-def test_9_autocast_that_is_off_anyway_has_no_note(tmp_path: Path) -> None:
+def test_9_what_the_script_switches_off_itself_has_no_note(tmp_path: Path) -> None:
     after = (
-        "with torch.autocast('cpu', enabled=False), torch.autocast('cpu', torch.bfloat16, False):\n"
-        "    out['value'] = torch.ones(1).item()\n"
-        "out['notes'] = len(_notes.notes())"
+        "with torch.autocast('cpu', torch.bfloat16, False), torch.autocast('cpu', enabled=False):\n"
+        "    torch.amp.GradScaler('cpu', enabled=False)\n"
+        "_notes.write_notes(__import__('pathlib').Path('.'), 0)\n"
+        "out['notes'], out['coarsest'] = _notes.read_notes(__import__('pathlib').Path('.'))"
     )
-    assert said(tmp_path, "", after) == {"value": 1.0, "notes": 0}
+    assert said(tmp_path, "", after) == {"notes": [], "coarsest": None}
+
+
+def test_9_the_operation_that_has_no_double_is_remembered(tmp_path: Path) -> None:
+    after = (
+        "from pathlib import Path\n"
+        "try:\n"
+        "    torch.quantize_per_tensor(torch.ones(3), 0.05, 0, torch.qint8)\n"
+        "except RuntimeError as error:\n"
+        "    out['error'] = str(error).splitlines()[0]\n"
+        "_notes.write_notes(Path('.'), 0)\n"
+        "out['failed'] = _notes.read_failed(Path('.'))"
+    )
+    out = said(tmp_path, "", after)
+    assert "quantize_per_tensor" in out["failed"] and out["error"] in out["failed"]
+    assert said(tmp_path, "", after, "_strays.install").get("failed", "") == ""
 
 
 def test_9_grouped_products_have_a_kernel(tmp_path: Path) -> None:

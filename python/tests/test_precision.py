@@ -3,13 +3,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from live_runs import EXAMPLES, needs, server
+
+from isoshard import UsageError, _environment, cli
+from isoshard._precision import Outcome, worse
 
 pytestmark = needs("torch")
 
@@ -56,6 +62,13 @@ def judged(
     return code, dict(lines), said
 
 
+def kept(folder: Path) -> list[dict[str, Any]]:
+    """What --output-dir says of each precision."""
+    content = json.loads((folder / "precisions.json").read_text())
+    outcomes: list[dict[str, Any]] = content["precisions"]
+    return outcomes
+
+
 BOTH = {"native": "conforms", "float64": "conforms"}
 ONLY_FLOAT64 = {"native": "conforms", "float64": "diverges"}
 
@@ -97,6 +110,34 @@ def test_4_caches_of_compilers_are_the_verdicts_own(tmp_path: Path) -> None:
     assert not any(folder.exists() for folder in own)
 
 
+@pytest.mark.parametrize("has_rule", [True, False])
+def test_4_the_users_caches_are_untouched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, has_rule: bool
+) -> None:
+    """The script writes where Inductor and Triton would, as their own functions say."""
+    home = tmp_path / "home"
+    (home / "tmp").mkdir(parents=True)
+    monkeypatch.setenv("HOME", str(home))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setattr(tempfile, "tempdir", str(home / "tmp"))
+    for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    if not has_rule:
+        monkeypatch.setattr(_environment, "caches_of", lambda folder: {})
+    writes = (
+        "import os; from torch._inductor.runtime.cache_dir_utils import cache_dir, "
+        "triton_cache_dir; [os.makedirs(d, exist_ok=True) or open(d + '/code.py', 'w').close() "
+        "for d in (cache_dir(), os.environ.get('TRITON_CACHE_DIR') "
+        "or os.path.expanduser('~/.triton/cache'))]"
+    )
+    script = tmp_path / "train.py"
+    script.write_text(_SCRIPT.format(dtype="float32", before=writes, after="pass", eps="1e-8"))
+    torchrun = str(Path(sys.executable).parent / "torchrun")
+    words = ["judge", "--precision", "both", "--quiet", "--steps", "1", "--"]
+    assert cli.main([*words, torchrun, "--nproc-per-node", "2", str(script)]) == 0
+    assert bool(list(home.rglob("code.py"))) != has_rule
+
+
 def test_6_a_program_that_float64_changes_gets_no_float64_verdict(tmp_path: Path) -> None:
     after = f"torch.finfo({_BIAS}.dtype).eps < 1e-9 and {_BIAS}.mul_(1.5)"
     code, words, said = judged(tmp_path, "--precision", "both", after=after)
@@ -134,6 +175,15 @@ def test_7_the_exit_code_is_the_worse_one(tmp_path: Path) -> None:
     code, words, said = judged(tmp_path, "--precision", "both", dtype="float32", after=after)
     assert (code, words) == (1, {"native": "diverges", "float64": "conforms"}), said
     assert "branches on dtypes" in said
+
+
+@pytest.mark.parametrize(
+    ("codes", "code"), [((0, 0), 0), ((0, 1), 1), ((1, 0), 1), ((1, None), 1), ((None,), 4)]
+)
+def test_7_no_verdict_counts_only_where_it_is_alone(
+    codes: tuple[int | None, ...], code: int
+) -> None:
+    assert worse(Outcome("", c) for c in codes) == code
 
 
 _ATTENTION = """
@@ -217,3 +267,132 @@ def test_8_ring_attention_conforms(tmp_path: Path) -> None:
     options = ["--precision", "both", "--mesh", "cp=2"]
     code, words, said = judged(tmp_path, *options, text=text)
     assert (code, words) == (0, BOTH), said
+
+
+_QUANTIZED = "torch.quantize_per_tensor({x}, 0.05, 0, torch.qint8).dequantize()"
+
+
+def test_9_without_a_double_of_an_operation_the_native_verdict_counts(tmp_path: Path) -> None:
+    keep = tmp_path / "kept"
+    before = f"logged = {_QUANTIZED.format(x='model.module[1].bias.detach().float()')}"
+    options = ["--precision", "both", "--output-dir", str(keep)]
+    code, words, said = judged(tmp_path, *options, before=before)
+    assert (code, words) == (0, {"native": "conforms", "float64": "no verdict"}), said
+    assert len(said.split("no verdict")[1].strip().splitlines()) == 1, said
+    assert [o["code"] for o in kept(keep)] == [0, None]
+    assert "quantize_per_tensor" in kept(keep)[1]["why"]
+    caught = f"try: {before}\n    except RuntimeError: pass"
+    code, words, said = judged(tmp_path, "--precision", "both", before=caught)
+    assert (code, words) == (0, BOTH), said
+
+
+def test_10_both_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("ISOSHARD_PRECISION")
+    assert _environment.chosen_precision(None) == "both"
+    assert cli._parser(["judge"]).parse_args(["judge"]).precision == "both"
+    monkeypatch.setenv("ISOSHARD_PRECISION", "float64")
+    assert _environment.chosen_precision(None) == "float64"
+    assert _environment.chosen_precision("native") == "native"
+    with pytest.raises(UsageError):
+        _environment.chosen_precision("fp64")
+
+
+def test_10_each_precision_has_its_report_and_outcome(tmp_path: Path) -> None:
+    keep, report = tmp_path / "kept", tmp_path / "r.json"
+    places = ["--output-dir", str(keep), "--report", str(report)]
+    after = f"size > 1 and {_BIAS}.mul_(1 + 1e-5)"
+    code, _, said = judged(tmp_path, "--precision", "both", *places, dtype="float32", after=after)
+    native, float64 = kept(keep)
+    assert code == max(native["code"], float64["code"]) == 1, said
+    files = [keep / "report" / "report.json", report]
+    files += [keep / "float64" / "report" / "report.json", tmp_path / "r.float64.json"]
+    reports = [json.loads(file.read_text()) for file in files]
+    statuses = [r["cases"][0]["status"] for r in reports]
+    assert statuses == [native["status"]] * 2 + [float64["status"]] * 2
+    names = [r["cases"][0]["case"] for r in reports]
+    assert names == ["train"] * 2 + ["train in float64"] * 2
+    assert float64["measured"]["relative_error"] > 9e-6
+    assert 0 < native["measured"]["share_of_steps"] <= float64["measured"]["share_of_steps"] <= 1
+
+    # one precision alone writes the report that was named, and leaves none of the other one's
+    judged(tmp_path, "--precision", "float64", *places, dtype="float32", after=after)
+    assert [o["precision"] for o in kept(keep)] == ["float64"]
+    names = [json.loads(f.read_text())["cases"][0]["case"] for f in files[1:3]]
+    assert names == ["train in float64"] * 2
+    assert not files[0].exists() and not files[3].exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "word"), [(["--reference", "kept"], "--reference"), (["--at-steps", "1"], "step 0")]
+)
+def test_10_what_float64_cannot_do_is_refused_or_noted(
+    tmp_path: Path, options: list[str], word: str
+) -> None:
+    words = ["--output-dir", str(tmp_path / "kept"), "--precision", "native"]
+    if "kept" in options:
+        assert judged(tmp_path, *words)[0] == 0
+        options = ["--reference", str(tmp_path / "kept" / "reference")]
+    code, lines, said = judged(tmp_path, "--precision", "float64", *options)
+    assert (code, lines) == (2, {}) and word in said
+    code, lines, said = judged(tmp_path, "--precision", "both", *options)
+    assert (code, lines) == (0, {"native": "conforms", "float64": "no verdict"}), said
+    assert word in said.split("no verdict")[1]
+
+
+def test_10_exec_judges_in_both(tmp_path: Path) -> None:
+    """No rank is forked: float64 begins in each process right after torch was imported."""
+    before = "from torch.amp import GradScaler; GradScaler('cpu')"
+    after = f"size > 1 and {_BIAS}.mul_(1.004)"
+    options = ["--exec", "--precision", "both", "--steps", "1"]
+    code, words, said = judged(tmp_path, *options, before=before, after=after)
+    assert (code, words) == (1, ONLY_FLOAT64), said
+    assert "GradScaler" in said and "scale 1.004" in said
+
+
+_HOOK = (
+    "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import {hook}; "
+    "hasattr(model, 'hooked') or model.register_comm_hook(None, {hook}); model.hooked = True"
+)
+_REDUCED = "gradients are reduced in bf16; the reference has no reduction"
+
+
+def test_11_a_compressed_reduction_conforms_and_is_named(tmp_path: Path) -> None:
+    keep = tmp_path / "kept"
+    options = ["--precision", "both", "--output-dir", str(keep)]
+    before = _HOOK.format(hook="bf16_compress_hook")
+    code, words, said = judged(tmp_path, *options, dtype="float32", before=before)
+    assert (code, words) == (1, {"native": "diverges", "float64": "conforms"}), said
+    report = json.loads((keep / "report" / "report.json").read_text())["cases"][0]
+    assert _REDUCED in report["findings"][0]["diagnosis"]
+
+
+_FSDP2 = """
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+dist.init_process_group("gloo")
+rank, size = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+model = nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 50))
+fully_shard(model, mp_policy=MixedPrecisionPolicy(reduce_dtype=torch.{dtype}))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for batch in torch.randint(0, 50, (5, 4, 12), generator=torch.Generator().manual_seed(5)):
+    ids = batch.chunk(size)[rank]
+    nn.functional.cross_entropy(model(ids).flatten(0, 1), ids.flatten()).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_11_a_coarse_reduction_of_fsdp2_conforms_and_is_named(tmp_path: Path, dtype: str) -> None:
+    keep = tmp_path / "kept"
+    options = ["--precision", "both", "--output-dir", str(keep)]
+    code, words, said = judged(tmp_path, *options, text=_FSDP2.format(dtype=dtype))
+    is_coarse = dtype == "bfloat16"
+    assert words == {"native": "diverges" if is_coarse else "conforms", "float64": "conforms"}, said
+    assert code == int(is_coarse)
+    report = json.loads((keep / "report" / "report.json").read_text())["cases"][0]
+    assert (_REDUCED in json.dumps(report)) == is_coarse

@@ -353,7 +353,7 @@ class AutoRecorder:
     def _on_last_step(self) -> None:
         self.is_done = True
         self._set(torch.nn.Module, "__call__", self._call)
-        self._leave_notes()
+        self.leave_notes()
         if self.config.stop:
             self.on_end()
             sys.stdout.flush()
@@ -365,7 +365,7 @@ class AutoRecorder:
         if self.is_done or self.has_error:
             return
         self.is_done = True
-        self._leave_notes()
+        self.leave_notes()
         rank, _ = world()
         if self.hooks is None or self.recorder is None:
             self.report(
@@ -386,7 +386,7 @@ class AutoRecorder:
         except IsoshardError as error:
             self.report(error)
 
-    def _leave_notes(self) -> None:
+    def leave_notes(self) -> None:
         """Tells the driver what float64 changed in this process, besides the numbers."""
         if self.config.precision != "float64":
             return
@@ -455,6 +455,7 @@ def _report_uncaught(recorder: AutoRecorder) -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         original(kind, error, trace)
+        recorder.leave_notes()
         if not recorder.has_error:
             rank, _ = world()
             recorder.report(

@@ -285,6 +285,8 @@ def _be_rank(launch: Launch, config: AutoConfig, log: Path, rank: int) -> int:
     if code == 0:
         recorder.finish()
         recorder.on_end()
+    else:
+        recorder.leave_notes()
     sys.stdout.flush()
     sys.stderr.flush()
     return 1 if recorder.has_error else code

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import _launch, _program
+from . import _environment, _launch, _program
 from ._failures import Failure, why_failed
 from ._mesh import Mesh, parse_mesh
 from ._processes import end_processes
@@ -66,7 +66,7 @@ class JudgeOptions:
     jobs: int = 0
     verbose: bool = False
     quiet: bool = False
-    precision: str = "native"
+    precision: str = "both"
 
 
 def judge(options: JudgeOptions) -> int:
@@ -83,11 +83,8 @@ def judge(options: JudgeOptions) -> int:
         if options.report is not None:
             _check_report(options.report)
         driver.require_script()
-        if options.report is not None:
-            _set_aside(options.report)  # after all that is refused
-        if options.precision == "native":
-            return driver.run()
-        from . import _precision
+        with seconds.measure("imports"):
+            from . import _precision
 
         return _precision.judge(driver)
     finally:
@@ -134,7 +131,7 @@ def _check_report(path: Path) -> None:
     _require_writable(path.parent, "--report")
 
 
-def _set_aside(path: Path) -> None:
+def set_aside(path: Path) -> None:
     """Renames an earlier report to NAME.old, so that nobody takes it for that of a failed run.
 
     isoshard-judge does so, too, and removes it in the end.
@@ -190,7 +187,7 @@ class Driver:
     ) -> None:
         self.options, self.folder, self.seconds = options, folder, seconds
         self.precision = precision
-        self.caches = caches_of(folder)
+        self.caches = _environment.caches_of(folder)
         self.launch = None if options.execute else _launch.recognise(options.command)
         if self.launch is not None and _may_have_gpu():
             self.launch = None
@@ -394,7 +391,8 @@ class Driver:
 
     def _case(self) -> str:
         at = _launch.script_at(self.options.command)
-        return Path(self.options.command[at]).stem if at is not None else "training"
+        name = Path(self.options.command[at]).stem if at is not None else "training"
+        return name if self.precision == "native" else f"{name} in {self.precision}"
 
     def _start(
         self, launch: _launch.Launch | None, command: list[str], config: Any
@@ -498,8 +496,7 @@ class Driver:
             if options.quiet:
                 arguments.append("--quiet")
             arguments += ["--seconds-before", f"{self.seconds.total():.3f}"]
-            if options.output_dir is not None:
-                arguments += ["--output-dir", str(self.folder / "report")]
+            arguments += ["--output-dir", str(self.folder / "report")]
             if options.report is not None:
                 arguments += ["--report", str(options.report)]
             if options.made_by:
@@ -511,19 +508,8 @@ class Driver:
 
     def _say(self, text: str) -> None:
         if not self.options.quiet:
-            print(text, file=sys.stderr, flush=True)
-
-
-def caches_of(folder: Path) -> dict[str, str]:
-    """Variables that give the runs of a verdict caches of their own.
-
-    Code that another precision compiled must not run here, nor in the user's own runs later.
-    """
-    caches = folder / "caches"
-    return {
-        "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
-        "TRITON_CACHE_DIR": str(caches / "triton"),
-    }
+            prefix = "" if self.precision == "native" else f"{self.precision} "
+            print(f"{prefix}{text}", file=sys.stderr, flush=True)
 
 
 def _mesh_of(options: JudgeOptions) -> Mesh:

@@ -1,16 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`isoshard judge --precision float64|both`: the script as it is, and the same in float64."""
+"""Verdicts in two precisions: the script as it is, and the same computed in float64."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import shutil
 import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,16 +21,20 @@ import torch
 
 from . import _bundle, _program
 from ._bundle import Entry
-from ._float64._notes import read_notes
-from ._judge import Driver
+from ._float64._notes import read_failed, read_notes
+from ._judge import Driver, JudgeOptions, set_aside
 from ._safetensors import DTYPES, OF_HEADER
 from ._seconds import Seconds
-from .errors import Divergence, RunError, UsageError
+from .errors import Divergence, IsoshardError, RunError, UsageError
 
-_INFRASTRUCTURE = 4
+NATIVE, FLOAT64 = "native", "float64"
+#: In --output-dir: the outcome of each precision.
+OUTCOMES = "precisions.json"
+_SCHEMA = 1
+_CONFORMS, _DIVERGES, _INFRASTRUCTURE = 0, 1, 4
 _TORCH = {name: OF_HEADER[header] for name, header in DTYPES.values()}
-_WORDS = {0: "conforms", 1: "diverges"}
-_BRANCHES = "branches on dtypes, casts and byte sizes are judged by the native run only"
+_REPORTS = ("report.json", "report.txt", "junit.xml")
+BRANCHES = "branches on dtypes, casts and byte sizes are judged by the native run only"
 
 
 @dataclass
@@ -36,43 +42,59 @@ class Outcome:
     """The verdict of one precision: an exit code, or why there is none."""
 
     precision: str
-    code: int | None
-    seconds: float
+    code: int | None = None
+    status: str = "no verdict"  # as in report.json: conforms, diverges, vacuous, ...
+    seconds: float = 0.0
     why: str = ""
     notes: list[str] = field(default_factory=list)
+    #: largest relative_error, judged share_of_steps, would_miss; as in report.json.
+    measured: dict[str, Any] = field(default_factory=dict)
+
+    def take(self, code: int, report: Mapping[str, Any]) -> None:
+        """An exit code, and what report.json says of its one case."""
+        self.code, self.status = code, f"exit {code}"
+        for case in report.get("cases", []):
+            self.status = str(case["status"])
+            errors = [t["relative_error"] for t in case["tensors"]]
+            finite = [e for e in errors if isinstance(e, (int, float)) and math.isfinite(e)]
+            self.measured = {
+                "relative_error": max(finite, default=None),
+                "share_of_steps": case["judged"]["share_of_steps"],
+                "would_miss": case["would_miss"],
+            }
 
     def line(self) -> str:
         """One line of the summary."""
-        word = "no verdict" if self.code is None else _WORDS.get(self.code, f"exit {self.code}")
         said = f": {self.why}" if self.why else ""
-        return f"{self.precision:8} {word:10} {self.seconds:6.1f} s{said}"
+        return f"{self.precision:8} {self.status:10} {self.seconds:6.1f} s{said}"
+
+    def lines(self) -> list[str]:
+        """The line, and what the mode changed besides the numbers."""
+        return [self.line(), *(f"  {self.precision}: {text}" for text in self.notes)]
 
 
 def judge(driver: Driver) -> int:
-    """Judges in float64, and natively first if both are asked for; returns the worse exit code."""
+    """Judges in each precision that is asked for; returns the worse exit code."""
     options = driver.options
-    if options.reference is not None and options.precision == "float64":
-        raise UsageError(
-            f"--precision float64 must make its own reference, got --reference {options.reference}."
-            " Leave one of the two out."
-        )
-    if options.at_steps and 0 not in options.at_steps:
-        raise UsageError(
-            "--precision float64 compares step 0 with the native one, so --at-steps must have 0, "
-            f"got {','.join(map(str, options.at_steps))}. Add 0, or use --precision native."
-        )
+    why_not = _why_not_in_float64(options)
+    if options.precision == FLOAT64 and why_not:
+        raise UsageError(f"--precision float64 {why_not}, or use --precision native.")
+    _forget_reports(driver)  # after all that is refused
     outcomes: list[Outcome] = []
-    if options.precision == "both":
-        outcomes.append(_timed("native", lambda: (driver.run(), "", [])))
-    if options.reference is not None:
-        why = "it needs a reference of its own, and --reference names another one"
-        outcomes.append(Outcome("float64", None, 0.0, why))
-    else:
-        outcomes.append(_timed("float64", lambda: _float64(driver)))
-    for outcome in outcomes:
-        print(outcome.line())
-    for text in () if options.quiet else outcomes[-1].notes:
-        print(f"  float64: {text}")
+    if options.precision != FLOAT64:
+        with _timed(NATIVE, outcomes) as outcome:
+            outcome.take(driver.run(), _report_of(driver))
+    if options.precision != NATIVE and why_not:
+        outcomes.append(Outcome(FLOAT64, why=f"--precision float64 {why_not}"))
+    elif options.precision != NATIVE:
+        is_alone = options.precision == FLOAT64
+        with _timed(FLOAT64, outcomes, may_fail=not is_alone) as outcome:
+            _judge_in_float64(driver, outcome, is_alone=is_alone)
+    if options.precision != NATIVE:
+        for outcome in outcomes:
+            print("\n".join([outcome.line()] if options.quiet else outcome.lines()))
+    if options.output_dir is not None:
+        write_outcomes(outcomes, driver.folder / OUTCOMES)
     return worse(outcomes)
 
 
@@ -82,48 +104,119 @@ def worse(outcomes: Iterable[Outcome]) -> int:
     return max(codes, default=_INFRASTRUCTURE)
 
 
-def _timed(precision: str, run: Callable[[], tuple[int | None, str, list[str]]]) -> Outcome:
-    """The outcome of a function that judges; errors of a float64 run are the reason for none."""
+def write_outcomes(outcomes: Iterable[Outcome], file: Path) -> None:
+    """Leaves the outcomes for programs to read."""
+    content = {"schema": _SCHEMA, "precisions": [dataclasses.asdict(o) for o in outcomes]}
+    file.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def _why_not_in_float64(options: JudgeOptions) -> str:
+    """What --precision float64 needs and these options do not give; empty if all is there."""
+    if options.reference is not None:
+        return f"must make its own reference, got --reference {options.reference}. Leave it out"
+    if options.at_steps and 0 not in options.at_steps:
+        return (
+            "compares step 0 with the native one, so --at-steps must have 0, got "
+            f"{','.join(map(str, options.at_steps))}. Add 0"
+        )
+    return ""
+
+
+def _forget_reports(driver: Driver) -> None:
+    """Nobody must take the reports of an earlier call for those of this one."""
+    report = driver.options.report
+    for path in [] if report is None else [report, _in_float64(report)]:
+        set_aside(path)
+    for folder in (driver.folder, driver.folder / FLOAT64):
+        forget(folder)
+    (driver.folder / OUTCOMES).unlink(missing_ok=True)
+
+
+def forget(folder: Path) -> None:
+    """Removes the reports and notes that an earlier call left in its folder."""
+    for name in _REPORTS:
+        (folder / "report" / name).unlink(missing_ok=True)
+    for path in folder.glob("*.logs/*.notes"):
+        path.unlink()
+
+
+def _in_float64(report: Path) -> Path:
+    return report.with_stem(f"{report.stem}.{FLOAT64}")
+
+
+def _report_of(driver: Driver) -> dict[str, Any]:
+    """What isoshard-judge wrote, if it could compare."""
+    file = driver.folder / "report" / "report.json"
+    content: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
+    return content
+
+
+@contextmanager
+def _timed(precision: str, outcomes: list[Outcome], *, may_fail: bool = False) -> Iterator[Outcome]:
+    """An outcome that the block fills in. Errors are why there is none, if it may fail."""
     start = time.perf_counter()
-    code: int | None
+    outcome = Outcome(precision)
     try:
-        code, why, notes = run()
+        yield outcome
     except Divergence as error:
         print(f"DIVERGES  {error}")
-        code, why, notes = error.exit_code, "", []
-    except RunError as error:
-        if precision == "native":
+        outcome.code, outcome.status = error.exit_code, "diverges"
+    except (IsoshardError, OSError) as error:
+        if not may_fail:
             raise
-        code, why, notes = None, f"the script does not run in float64: {error}", []
+        outcome.why = str(error).strip().partition("\n")[0]
     sys.stdout.flush()
-    return Outcome(precision, code, time.perf_counter() - start, why, notes)
+    outcome.seconds = round(time.perf_counter() - start, 3)
+    outcomes.append(outcome)
 
 
-def _float64(native: Driver) -> tuple[int | None, str, list[str]]:
-    """Exit code or None, why there is none, and what the mode changed besides the numbers."""
-    folder = native.folder / "float64"
-    report = native.options.report
-    options = dataclasses.replace(
-        native.options,
-        output_dir=None if native.options.output_dir is None else folder,
-        report=None if report is None else report.with_stem(f"{report.stem}.float64"),
-    )
-    driver = Driver(options, folder, Seconds(), "float64")
+def _judge_in_float64(native: Driver, outcome: Outcome, *, is_alone: bool) -> None:
+    """Fills in exit code and status, or why there are none."""
+    folder = native.folder / FLOAT64
+    given = native.options
+    report = given.report if is_alone or given.report is None else _in_float64(given.report)
+    driver = Driver(dataclasses.replace(given, report=report), folder, Seconds(), precision=FLOAT64)
     driver.prepare()
     trusted = native.folder / "reference"
-    if not trusted.exists():
-        first = dataclasses.replace(native.options, steps=1, at_steps=[], output_dir=None)
+    if is_alone:
+        first = dataclasses.replace(given, steps=1, at_steps=[])
         native = Driver(first, native.folder, native.seconds)
         native.make_reference()
         native.make_responses(trusted)
-    reference = driver.make_reference()
-    coarsest = read_notes(folder / "reference.logs")[1]
-    wrong = first_difference(trusted, reference, coarsest)
-    if wrong is not None:
-        return None, f"float64 changed the program: {wrong} is not the native one's", []
-    driver.make_responses(reference)
-    code = driver.judge_run(reference)
-    return code, "", [*read_notes(folder / "run.logs")[0], _BRANCHES]
+    try:
+        reference = driver.make_reference()
+        wrong = first_difference(trusted, reference, read_notes(folder / "reference.logs")[1])
+        if wrong is not None:
+            outcome.why = why_changed(wrong)
+            return
+        driver.make_responses(reference)
+        outcome.take(driver.judge_run(reference), _report_of(driver))
+    except RunError as error:
+        outcome.why = _why_failed(folder, error)
+        if is_alone or given.verbose:
+            print(f"float64: {error}", file=sys.stderr)
+        return
+    outcome.notes = [*read_notes(folder / "run.logs")[0], BRANCHES]
+    if outcome.code not in (_CONFORMS, _DIVERGES):
+        outcome.why = f"{_program.NAME} ended with exit code {outcome.code}"
+        outcome.code, outcome.status = None, "no verdict"
+
+
+def why_changed(wrong: str) -> str:
+    """Why there is no verdict after the self-check found a difference."""
+    return f"float64 changed the program: {wrong} is not the native one's"
+
+
+def _why_failed(folder: Path, error: RunError) -> str:
+    """The operation that failed in the reference or the run, or else the end of a log."""
+    failed = read_failed(folder / "reference.logs") or read_failed(folder / "run.logs")
+    return why_not_run(failed, str(error))
+
+
+def why_not_run(failed: str, error: str) -> str:
+    """Why there is no verdict after a process failed, in one line."""
+    lines = [line.strip() for line in error.splitlines() if line.strip()] or ["no reason is known"]
+    return f"the script does not run in float64: {failed or lines[-1]}"
 
 
 def first_difference(native: Path, float64: Path, coarsest: str | None = None) -> str | None:

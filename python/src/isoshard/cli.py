@@ -146,9 +146,7 @@ def _run(words: list[str]) -> int:
         return judge(_judge_options(options, command))
 
 
-def _refuse(
-    unknown: list[str], subcommand: str, words: list[str], command: list[str]
-) -> NoReturn:
+def _refuse(unknown: list[str], subcommand: str, words: list[str], command: list[str]) -> NoReturn:
     """Says what is wrong with words that no option takes."""
     first = unknown[0]
     if subcommand == "judge" and not command and not first.startswith("-"):
@@ -346,9 +344,9 @@ def _add_judge_options(parser: argparse.ArgumentParser) -> None:
     add("--steps", type=int, default=2, help="optimizer steps to record (default 2)")
     add(
         "--precision",
-        choices=["native", "float64", "both"],
-        default="native",
-        help="judge the script as it is, computed in float64, or both (default native)",
+        choices=_environment.PRECISIONS,
+        default=_environment.PRECISIONS[-1],
+        help="judge the script as it is, computed in float64, or both (default both)",
     )
     add("--reference", type=Path, help="a bundle to judge against, or ours: isoshard trains it")
     add("--reference-command", help="the command of the reference (default: one process)")

@@ -5,7 +5,8 @@
 are then so small that a wrong factor of 1 + 1e-9 is seen. The modules, in the order of their work:
 
 _names         torch.float32, bfloat16, half, ... are float64, and remember what was asked for
-_imports       libraries are imported with the real names; tables that collapsed are named
+_imports       libraries are imported with the real names
+_tables        places where two dtypes are one key are named
 _strays        narrow tensors that come from elsewhere (numpy, old constructors) are widened
 _draws         random numbers are drawn in the dtype that was asked for, then widened
 _readers       files are read with the real names, then widened
@@ -18,11 +19,23 @@ and byte sizes are those of float64. The native run judges these.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from . import _draws, _imports, _kernels, _names, _notes, _readers, _strays, _switched_off
+from . import (
+    _draws,
+    _imports,
+    _kernels,
+    _names,
+    _notes,
+    _readers,
+    _strays,
+    _switched_off,
+    _tables,
+)
 
-__all__ = ["enter", "is_on", "write_notes"]
+__all__ = ["enter", "is_on", "leaving_notes", "write_notes"]
 
 
 def enter() -> None:
@@ -31,6 +44,7 @@ def enter() -> None:
         return
     _imports.load_owners_of_tables()
     _names.install()
+    _tables.install()
     _imports.install()
     _readers.install()
     _draws.install()
@@ -46,5 +60,17 @@ def is_on() -> bool:
 
 def write_notes(folder: Path, rank: int) -> None:
     """Leaves in a folder what the mode changed in this process, for the driver."""
-    _imports.tell_collapsed_tables()
     _notes.write_notes(folder, rank)
+
+
+@contextmanager
+def leaving_notes(folder: Path, rank: int) -> Iterator[None]:
+    """Leaves in a folder what the mode changed in the block, also where it fails."""
+    if not is_on():
+        yield
+        return
+    _notes.forget()
+    try:
+        yield
+    finally:
+        _notes.write_notes(folder, rank)

@@ -42,6 +42,8 @@ def install() -> None:
     owner.normal = _normal(owner.normal)
     for name in _IN_PLACE:
         setattr(torch.Tensor, name, _in_place(getattr(torch.Tensor, name)))
+    init: Any = torch.nn.init  # it computes with what it drew
+    init._no_grad_trunc_normal_ = _in_place(init._no_grad_trunc_normal_)
 
 
 def _factory(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -111,9 +113,16 @@ def _in_place(original: Callable[..., Any]) -> Callable[..., Any]:
             result: torch.Tensor = original(tensor, *args, **kwargs)
             return result
         with real_names(), torch.no_grad():
-            narrow = torch.empty_like(tensor, dtype=wanted, requires_grad=False)
+            narrow = _empty(tensor, wanted)
             original(narrow, *args, **kwargs)
             wide = narrow.to(_DOUBLE)
         return tensor.copy_(wide)
 
     return draw
+
+
+def _empty(like: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """The order of the elements in memory is the order in which they are drawn."""
+    if like.is_contiguous() or hasattr(like, "_local_tensor") or like.layout is not torch.strided:
+        return torch.empty_like(like, dtype=dtype, requires_grad=False)
+    return torch.empty_strided(like.size(), like.stride(), dtype=dtype, device=like.device)

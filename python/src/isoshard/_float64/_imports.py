@@ -2,14 +2,15 @@
 """Modules of installed packages are imported with the real names, whenever that is.
 
 Many build tables that are keyed by dtype, and with the new names all rows would be one. A module of
-the script's own sees the new names; its tables are named in the verdict.
+the script's own sees the new names (_tables names its tables).
 """
 
 from __future__ import annotations
 
-import ast
 import importlib.abc
 import importlib.machinery
+import os
+import site
 import sys
 import sysconfig
 from collections.abc import Callable, Mapping
@@ -19,13 +20,16 @@ from typing import Any
 import torch
 
 from ._names import real_names
-from ._notes import note
 
-_FLOATS = {"float32", "float", "bfloat16", "float16", "half", "float64", "double"}
-_LIBRARIES = tuple({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
-_STDLIB = sysconfig.get_path("stdlib")
-_OWN = str(Path(__file__).parents[1])
-_imported_before: set[str] = set()
+_LIBRARIES = tuple(
+    str(folder) + os.sep
+    for folder in {
+        *(sysconfig.get_path("purelib"), sysconfig.get_path("platlib")),
+        *(*site.getsitepackages(), site.getusersitepackages()),
+        *(Path(torch.__file__).parent, Path(__file__).parents[1]),
+    }
+)
+_STDLIB = sysconfig.get_path("stdlib") + os.sep
 _afterwards: list[Callable[[str, Any], None]] = []
 
 
@@ -42,7 +46,6 @@ def load_owners_of_tables() -> None:
 
 def install() -> None:
     """From here on modules of libraries are imported with the real names."""
-    _imported_before.update(sys.modules)
     sys.meta_path.insert(0, _WithRealNames())
 
 
@@ -65,7 +68,7 @@ class _WithRealNames(importlib.abc.MetaPathFinder):
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         """The module's own spec, whose loader pauses the names; None for the script's modules."""
         spec = importlib.machinery.PathFinder.find_spec(fullname, path, target)
-        if spec is None or spec.loader is None or not _is_of_a_library(spec.origin):
+        if spec is None or spec.loader is None or not is_of_a_library(spec.origin):
             return None
         run = spec.loader.exec_module
 
@@ -79,39 +82,11 @@ class _WithRealNames(importlib.abc.MetaPathFinder):
         return spec
 
 
-def _is_of_a_library(origin: str | None) -> bool:
-    return origin is not None and origin.startswith((*_LIBRARIES, _OWN))
+def is_of_a_library(file: str | None) -> bool:
+    """Whether a file is of an installed package, or of this one."""
+    return file is not None and file.startswith(_LIBRARIES)
 
 
-def tell_collapsed_tables() -> None:
-    """Names each table of the script's modules whose rows for several dtypes became one."""
-    for name, module in list(sys.modules.items()):
-        path = getattr(module, "__file__", None)
-        if path is None or name in _imported_before - {"__main__"} or _is_of_a_library(path):
-            continue
-        if path.startswith(_STDLIB):
-            continue
-        for line in _tables_keyed_by_dtype(Path(path)):
-            note(f"the table at {Path(path).name}:{line} has one row for all dtypes")
-
-
-def _tables_keyed_by_dtype(path: Path) -> list[int]:
-    """Lines of the dict displays that have rows for two dtypes or more."""
-    try:
-        tree = ast.parse(path.read_bytes())
-    except (OSError, SyntaxError, ValueError):
-        return []
-    return [
-        node.lineno
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Dict) and sum(map(_is_a_dtype, node.keys)) > 1
-    ]
-
-
-def _is_a_dtype(node: ast.expr | None) -> bool:
-    return (
-        isinstance(node, ast.Attribute)
-        and isinstance(node.value, ast.Name)
-        and node.value.id == "torch"
-        and node.attr in _FLOATS
-    )
+def is_of_python(file: str) -> bool:
+    """Whether a file is of Python's own library."""
+    return file.startswith((_STDLIB, "<frozen")) and not is_of_a_library(file)

@@ -22,6 +22,8 @@ from ._strays import _made_wide, become
 _READERS = (
     ("torch", "load"),
     ("torch.serialization", "load"),
+    ("torch._utils", "_rebuild_tensor"),  # of pickle, and of tensors from other processes
+    ("torch._utils", "_rebuild_tensor_v3"),
     ("safetensors", "safe_open"),
     ("safetensors.torch", "safe_open"),
     ("safetensors.torch", "load"),

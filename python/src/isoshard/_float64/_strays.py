@@ -8,6 +8,7 @@ names, and from C++ code.
 from __future__ import annotations
 
 import functools
+import re
 import threading
 import types as python_types
 from collections.abc import Callable
@@ -18,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ._names import WIDE_OF, asked, asked_by_default, is_paused, name_of
-from ._notes import see
+from ._notes import see, see_failed
 from ._tags import asked_of, has_tags, tag
 
 _FACTORIES = frozenset(
@@ -34,6 +35,8 @@ _CASTS = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloa
 _CASTS |= {"double": torch.float64}
 _COMPLEX_CASTS = {"cfloat": torch.complex64, "chalf": torch.complex32}
 _DOUBLE, _FLOAT = torch.float64, torch.float32
+#: What kernels say that do not take float64.
+_OF_DTYPES = re.compile(r"double|float64|bfloat16|half|float8|dtype|scalar ?type", re.IGNORECASE)
 #: By id, because all dtypes have one hash here.
 _TYPES = {
     id(torch.bfloat16): "BFloat16Tensor",
@@ -63,6 +66,23 @@ def install() -> None:
             begin(thread)
 
     kind._bootstrap_inner = begin_widening
+    _install_in_backward()
+
+
+def _install_in_backward() -> None:
+    """A mode sees `Tensor.backward` as a whole and is off below it, where hooks and Python run."""
+    owner: Any = torch.autograd
+    original = owner.graph._engine_run_backward
+
+    @functools.wraps(original)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        modes = torch.overrides._get_current_function_mode_stack()
+        if any(isinstance(mode, _Widening) for mode in modes):
+            return original(*args, **kwargs)
+        with _Widening():
+            return original(*args, **kwargs)
+
+    owner._engine_run_backward = owner.graph._engine_run_backward = run
 
 
 def _widening(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -100,6 +120,7 @@ class _Widening(TorchFunctionMode):
             wanted = next(v for v in (*args, *kwargs.values()) if isinstance(v, torch.dtype))
             args = [_wide(value) for value in args]
             kwargs = {key: _wide(value) for key, value in kwargs.items()}
+            see(asked(wanted))
         is_changed = _changes_its_first(name)  # a copy of the first argument would be changed
         args = [v if i == 0 and is_changed else _usable(v) for i, v in enumerate(args)]
         kwargs = {key: value if key == "out" else _usable(value) for key, value in kwargs.items()}
@@ -107,7 +128,12 @@ class _Widening(TorchFunctionMode):
             return _to(func, args, kwargs, asked(wanted))
         if name in ("to", "type_as") and len(args) > 1 and isinstance(args[1], torch.Tensor):
             return _to(func, args, kwargs, asked_of(args[1]))
-        result = _widened(func(*args, **kwargs))
+        try:
+            result = _widened(func(*args, **kwargs))
+        except Exception as error:
+            if _OF_DTYPES.search(str(error)):
+                see_failed(name, error)
+            raise
         if isinstance(result, torch.Tensor):
             if wanted is not None:
                 tag(result, asked(wanted))

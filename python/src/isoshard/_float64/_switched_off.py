@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -33,6 +35,10 @@ def _install_compile() -> None:
 
     torch.compile = compile
     torch.nn.Module.compile = compile_module  # type: ignore[method-assign]
+    # What was compiled before this runs as it is, too.
+    os.environ.update(TORCHDYNAMO_DISABLE="1", TORCH_COMPILE_DISABLE="1")
+    if "torch._dynamo.config" in sys.modules:
+        sys.modules["torch._dynamo.config"].disable = True
 
 
 def _install_autocast() -> None:
@@ -40,11 +46,12 @@ def _install_autocast() -> None:
     init = kind.__init__
 
     @functools.wraps(init)
-    def new_init(self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
-        dtype = kwargs.get("dtype", args[0] if args else None)
-        if kwargs.get("enabled", args[1] if len(args) > 1 else True):
+    def new_init(
+        self: Any, device_type: str, dtype: Any = None, enabled: bool = True, *args: Any, **kw: Any
+    ) -> None:
+        if enabled:
             note("autocast was switched off: all is computed in float64")
-            see(asked(dtype) if dtype is not None else torch.bfloat16)
+            see(torch.bfloat16 if dtype is None else asked(dtype))
         init(self, device_type, enabled=False)
 
     kind.__init__ = new_init
@@ -55,10 +62,10 @@ def _install_scaler() -> None:
     init = kind.__init__
 
     @functools.wraps(init)
-    def new_init(self: Any, *args: Any, **kwargs: Any) -> None:
+    def new_init(self: Any, device: str = "cuda", *args: Any, **kwargs: Any) -> None:
         if kwargs.get("enabled", True):
             note("GradScaler was switched off: float64 needs no scale")
-        init(self, *args[:1], enabled=False)
+        init(self, device, enabled=False)
 
     kind.__init__ = new_init
 
