@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .script import command, write
+from .script import command, right, write
 
 #: Kind -> where the lines go, and the lines. p is a parameter, f a factor near 1, i a layer.
 _KINDS = {
@@ -59,11 +59,11 @@ def drawn(number: int, seed: int) -> Iterator[tuple[str, str, str, str]]:
 
 def commands(
     folder: Path, options: argparse.Namespace
-) -> Iterator[tuple[str, dict[str, Any], list[str]]]:
-    """(name, further columns, words of isoshard judge)."""
+) -> Iterator[tuple[str, dict[str, Any], list[str], Path]]:
+    """(name, further columns, the command, the right script)."""
     for dtype in ("bfloat16", "float32"):
         for i, (kind, setting, where, lines) in enumerate(drawn(options.number, options.seed)):
             path = folder / f"bug_{dtype}_{options.seed}_{i}.py"
             write(path, dtype, setting, **{where: lines})
             name = f"{dtype} seed {options.seed} bug {i}"
-            yield name, {"dtype": dtype, "kind": kind}, command(path)
+            yield name, {"dtype": dtype, "kind": kind}, command(path), right(folder, dtype)

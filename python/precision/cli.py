@@ -13,12 +13,13 @@ from typing import Any
 
 from . import architectures, bugs, examples, scales
 from .judged import Judge, row_of
+from .kept import Kept
 
 _TABLES = {
-    "examples": examples.commands,
-    "architectures": architectures.commands,
-    "scales": scales.commands,
-    "bugs": bugs.commands,
+    "examples": (Judge, examples.commands),
+    "architectures": (Judge, architectures.commands),
+    "scales": (Kept, scales.commands),
+    "bugs": (Kept, bugs.commands),
 }
 _EPILOG = """\
 Rows are appended to DIR/TABLE.csv; what has rows there is not run again.
@@ -56,11 +57,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{options.table}.csv"
     known = {row["name"] for row in _done(path)}
-    judge = Judge(folder)
+    kind, commands = _TABLES[options.table]
+    judge: Any = kind(folder)
     try:
-        for name, more, words in _TABLES[options.table](folder, options):
+        for name, more, *words in commands(folder, options):
             if name not in known and fnmatchcase(name, options.case):
-                verdicts = judge(words)
+                verdicts = judge(*words)
                 rows = [row_of(name, p, verdict, **more) for p, verdict in verdicts.items()]
                 _append(path, rows)
                 for row in rows:

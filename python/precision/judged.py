@@ -66,7 +66,7 @@ class Judge:
                 precision, outcome, seconds, why = match.groups()
                 verdict = Verdict(outcome, float(seconds), why=why.removeprefix(": "))
                 if outcome in ("conforms", "diverges") and paths[precision].exists():
-                    _read(json.loads(paths[precision].read_text()), verdict)
+                    read(json.loads(paths[precision].read_text()), verdict)
                 found[precision] = verdict
         last = text.strip().splitlines()[-1:] or ["nothing was printed"]
         return {p: found.get(p, Verdict("no verdict", 0.0, why=last[0])) for p in PRECISIONS}
@@ -104,7 +104,8 @@ def _pipes(process: subprocess.Popen[str]) -> tuple[IO[str], IO[str]]:
     return process.stdin, process.stdout
 
 
-def _read(report: dict[str, Any], verdict: Verdict) -> None:
+def read(report: dict[str, Any], verdict: Verdict) -> None:
+    """Takes the numbers, and the first finding, from a report."""
     case = report["cases"][0]
     tensors = [t for t in case["tensors"] if t["level"] != "exact" and not t["insensitive"]]
     verdict.error = max((t["relative_error"] for t in tensors), default=None)

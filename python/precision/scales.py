@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from .script import command, write
+from .script import command, right, write
 
 _PLACES = {
     "gradient": {"after": "model.module[1].weight.grad.mul_(factor)"},
@@ -19,8 +19,8 @@ _PLACES = {
 
 def commands(
     folder: Path, options: argparse.Namespace
-) -> Iterator[tuple[str, dict[str, Any], list[str]]]:
-    """(name, further columns, words of isoshard judge)."""
+) -> Iterator[tuple[str, dict[str, Any], list[str], Path]]:
+    """(name, further columns, the command, the right script)."""
     for dtype in ("float32", "bfloat16"):
         for place, lines in _PLACES.items():
             for power in range(1, 11):
@@ -28,4 +28,4 @@ def commands(
                 path = folder / f"scale_{dtype}_{place}_{power}.py"
                 write(path, dtype, factor, **lines)
                 more = {"dtype": dtype, "place": place, "power": power}
-                yield f"{dtype} {place} 1e-{power}", more, command(path)
+                yield f"{dtype} {place} 1e-{power}", more, command(path), right(folder, dtype)

@@ -50,7 +50,15 @@ def write(
     )
 
 
+def right(folder: Path, dtype: str) -> Path:
+    """The script without a bug."""
+    path = folder / f"right_{dtype}.py"
+    if not path.exists():
+        write(path, dtype)
+    return path
+
+
 def command(path: Path) -> list[str]:
-    """Words of isoshard judge."""
+    """What starts it on two ranks."""
     torchrun = str(Path(sys.executable).parent / "torchrun")
-    return ["--", torchrun, "--nproc-per-node", "2", str(path)]
+    return [torchrun, "--nproc-per-node", "2", str(path)]

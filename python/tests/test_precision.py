@@ -147,6 +147,28 @@ def test_6_a_program_that_float64_changes_gets_no_float64_verdict(tmp_path: Path
     assert (code, words) == (4, {"float64": "no verdict"}), said
 
 
+_BEGIN = """    w = model.module[1].weight.data
+    nn.init.trunc_normal_(w, std=0.02)
+    w.add_(torch.randn(w.shape) * 0.05)
+    nn.init.orthogonal_(model.module[3].weight)
+"""
+
+
+def test_6_weights_that_are_computed_from_draws_get_a_verdict(tmp_path: Path) -> None:
+    """Their roundings are no change of the program; a change of them is one."""
+    begin, rest = _SCRIPT.split("for batch in")
+    begin += "with torch.no_grad():\n" + _BEGIN
+    right = {"dtype": "float32", "eps": "1e-8", "before": "pass", "after": "pass"}
+    text = f"{begin}for batch in{rest}".format(**right)
+    code, words, said = judged(tmp_path, "--precision", "float64", text=text)
+    assert (code, words) == (0, {"float64": "conforms"}), said
+    begin += "    torch.finfo(w.dtype).eps < 1e-9 and w.mul_(1 + 1e-5)\n"
+    text = f"{begin}for batch in{rest}".format(**right)
+    code, words, said = judged(tmp_path, "--precision", "float64", text=text)
+    assert (code, words) == (4, {"float64": "no verdict"}), said
+    assert "weights as read 1.weight (step 0)" in said
+
+
 def test_7_the_exit_code_is_the_worse_one(tmp_path: Path) -> None:
     """All dtypes are equal in float64: the branch that is wrong is taken natively only."""
     after = f"size > 1 and {_BIAS}.dtype != torch.bfloat16 and {_BIAS}.mul_(2)"

@@ -6,28 +6,24 @@ Others that have none end the run, and their error is the reason why float64 giv
 
 from __future__ import annotations
 
-import functools
-from typing import Any
+import warnings
 
 import torch
 
-from ._names import is_paused
+_KEYS = ("CPU", "CUDA")
+_kept: list[torch.library.Library] = []  # a kernel lives as long as its library
 
 
 def install() -> None:
-    """Puts the functions in place of torch's."""
-    owner: Any = torch
-    if hasattr(owner, "_grouped_mm"):
-        owner._grouped_mm = _for_double(owner._grouped_mm, _grouped_mm)
-
-
-def _for_double(original: Any, ours: Any) -> Any:
-    @functools.wraps(original)
-    def call(first: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        is_ours = not is_paused() and first.dtype == torch.float64
-        return (ours if is_ours else original)(first, *args, **kwargs)
-
-    return call
+    """Puts kernels in place of torch's, below autograd and DTensor, which know the operations."""
+    if not hasattr(torch.ops.aten, "_grouped_mm"):
+        return
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():  # that there was a kernel before
+        warnings.simplefilter("ignore")
+        for key in _KEYS:
+            library.impl("_grouped_mm", _grouped_mm, key)
+    _kept.append(library)
 
 
 def _grouped_mm(
