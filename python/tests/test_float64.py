@@ -462,3 +462,24 @@ def test_9_grouped_products_have_a_kernel(tmp_path: Path) -> None:
     right = {"dtypes": ["torch.float64"], "near": [True] * 6}
     assert said(tmp_path, lines + "native = made", after) == right
     assert "error" in said(tmp_path, lines + "native = made", after, "_kernels.install")
+
+
+def test_5_weights_that_are_cast_are_those_of_the_native_run(tmp_path: Path) -> None:
+    """Until an optimizer is built. Later casts, and those of a graph, round nothing."""
+    cast = (
+        "torch.manual_seed(0)\n"
+        "m = torch.nn.Linear(8, 8).bfloat16()\n"
+        "kept = m.weight.detach().float()\n"
+        "w = torch.full((2,), 0.1)\n"
+    )
+    after = cast + (
+        "out['equal'] = torch.equal(kept, native.double())\n"
+        "in_graph = (w.requires_grad_() * 1).bfloat16()\n"
+        "torch.optim.SGD([w], lr=0.1)\n"
+        "later = w.detach().bfloat16()\n"
+        "out['kept'] = [torch.equal(in_graph, w), torch.equal(later, w)]"
+    )
+    right = {"equal": True, "kept": [True, True]}
+    assert said(tmp_path, cast + "native = kept", after) == right
+    without = after.replace("torch.manual", "_strays._is_preparing = False\ntorch.manual", 1)
+    assert said(tmp_path, cast + "native = kept", without) == {**right, "equal": False}

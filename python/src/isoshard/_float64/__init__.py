@@ -70,6 +70,7 @@ def leaving_notes(folder: Path, rank: int) -> Iterator[None]:
         yield
         return
     _notes.forget()
+    _strays.prepare()
     try:
         yield
     finally:

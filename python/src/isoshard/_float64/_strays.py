@@ -47,6 +47,7 @@ _GETTERS = python_types.MethodWrapperType
 #: As torch hands attributes to a mode.
 _GET_DTYPE, _GET_GRAD = torch.Tensor.dtype.__get__, torch.Tensor.grad.__get__
 
+_is_preparing = True  # until the first optimizer is built
 
 #: Functions that make tensors and that no mode sees. What they return shares no memory any more.
 _UNSEEN = ("from_numpy", "frombuffer", "from_dlpack")
@@ -67,6 +68,26 @@ def install() -> None:
 
     kind._bootstrap_inner = begin_widening
     _install_in_backward()
+    _install_end_of_preparation()
+
+
+def prepare() -> None:
+    """A program begins in this process."""
+    global _is_preparing
+    _is_preparing = True
+
+
+def _install_end_of_preparation() -> None:
+    kind: Any = torch.optim.Optimizer
+    init = kind.__init__
+
+    @functools.wraps(init)
+    def new_init(self: Any, *args: Any, **kwargs: Any) -> None:
+        global _is_preparing
+        _is_preparing = False
+        init(self, *args, **kwargs)
+
+    kind.__init__ = new_init
 
 
 def _install_in_backward() -> None:
@@ -237,11 +258,26 @@ def _to(func: Callable[..., Any], args: Any, kwargs: dict[str, Any], to: torch.d
     see(to)
     tensor = args[0]
     result = func(*args, **kwargs)
+    if _is_preparing and to is not asked_of(tensor) and _is_a_value(tensor):
+        result = _rounded(result, to)
     if result is tensor and to is not asked_of(tensor) and tensor.is_floating_point():
         result = tensor.clone()
     if result is not tensor:
         tag(result, to)
     return result
+
+
+def _is_a_value(tensor: torch.Tensor) -> bool:
+    is_in_graph = tensor.grad_fn is not None or (torch.is_grad_enabled() and tensor.requires_grad)
+    return tensor.is_floating_point() and not is_in_graph
+
+
+def _rounded(tensor: torch.Tensor, to: torch.dtype) -> torch.Tensor:
+    """Weights that are cast before training begins are those of the native run.
+
+    Their roundings belong to what is trained, and not to how.
+    """
+    return tensor.to(to).to(_DOUBLE) if to.is_floating_point else tensor
 
 
 def _type(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
