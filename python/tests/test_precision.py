@@ -251,8 +251,10 @@ def test_8_biases_of_keys_conform_and_others_are_judged(
     """A softmax ignores them: in right runs their gradients differ by more than their size."""
     pytest.importorskip("transformers")
     sizes, bias = _MODELS[name]
-    text = _KEY_BIASES.format(name=name, sizes=sizes, bias=bias, eps=eps, factor="{factor}")
-    right, wrong = (text.format(factor=f) for f in ("1", "1 + 1e-9"))
+    right, wrong = (
+        _KEY_BIASES.format(name=name, sizes=sizes, bias=bias, eps=eps, factor=factor)
+        for factor in ("1", "1 + 1e-9")
+    )
     code, words, said = judged(tmp_path, "--precision", "both", text=right)
     assert (code, words) == (0, BOTH), said
     code, words, said = judged(tmp_path, "--precision", "float64", text=wrong)
