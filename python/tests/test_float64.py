@@ -404,6 +404,31 @@ def test_5_a_dtype_that_is_asked_of_a_tensor_draws_as_natively(tmp_path: Path, d
     assert said(tmp_path, before, without)["equal"] != [True] * 4
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        "torch.nn.Linear(3, 20).to(torch.float32).weight",
+        "torch.nn.Linear(3, 20).to(torch.ones(1, dtype=torch.bfloat16)).weight",
+        "torch.empty(20, dtype=torch.promote_types(torch.float16, torch.bfloat16))",
+        "torch.empty(20, dtype=torch.result_type(torch.ones(1, dtype=torch.bfloat16), 1.5))",
+    ],
+)
+def test_5_a_dtype_that_torch_computes_is_the_one_that_was_asked_for(
+    tmp_path: Path, made: str
+) -> None:
+    draw = (
+        "torch.manual_seed(0)\n"
+        f"w = {made}.data\n"
+        "drawn = torch.nn.init.trunc_normal_(w.float(), std=0.02).double()\n"
+        "w.normal_()\n"
+    )
+    before = draw + "native = w.double()\n"
+    after = draw + "out['equal'] = torch.equal(w.double(), native)"
+    assert said(tmp_path, before, after) == {"equal": True}
+    without = "_strays._parsing = lambda f: f\n_strays._OF_DTYPES_ALONE = ()\n"
+    assert said(tmp_path, before + without, after) == {"equal": False}
+
+
 def test_9_autocast_and_scaler_are_switched_off_with_notes(tmp_path: Path) -> None:
     after = (
         "m = torch.nn.Linear(2, 2)\n"

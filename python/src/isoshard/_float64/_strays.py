@@ -18,7 +18,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
-from ._names import WIDE_OF, asked, asked_by_default, is_paused, name_of
+from ._names import WIDE_OF, asked, asked_by_default, is_paused, name_of, real_names
 from ._notes import see, see_failed
 from ._tags import asked_of, has_tags, tag
 
@@ -35,6 +35,8 @@ _CASTS = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloa
 _CASTS |= {"double": torch.float64}
 _COMPLEX_CASTS = {"cfloat": torch.complex64, "chalf": torch.complex32}
 _DOUBLE, _FLOAT = torch.float64, torch.float32
+#: They answer with a dtype or a bool, and compute nothing.
+_OF_DTYPES_ALONE = frozenset("promote_types result_type can_cast".split())
 #: What kernels say that do not take float64.
 _OF_DTYPES = re.compile(r"double|float64|bfloat16|half|float8|dtype|scalar ?type", re.IGNORECASE)
 #: By id, because all dtypes have one hash here.
@@ -58,6 +60,8 @@ def install() -> None:
     owner: Any = torch
     for name in _UNSEEN:
         setattr(owner, name, _widening(getattr(owner, name)))
+    parser: Any = torch._C._nn
+    parser._parse_to = _parsing(parser._parse_to)
     _Widening().__enter__()
     kind: Any = threading.Thread
     begin = kind._bootstrap_inner
@@ -106,6 +110,22 @@ def _install_in_backward() -> None:
     owner._engine_run_backward = owner.graph._engine_run_backward = run
 
 
+def _parsing(original: Callable[..., Any]) -> Callable[..., Any]:
+    """What Module.to makes of its arguments, with the name that is among them."""
+
+    @functools.wraps(original)
+    def parse(*args: Any, **kwargs: Any) -> Any:
+        device, dtype, *others = original(*args, **kwargs)
+        given = (*args, *kwargs.values())
+        named = [value for value in given if isinstance(value, torch.dtype)]
+        named += [name_of(asked_of(v)) for v in given if isinstance(v, torch.Tensor)]
+        if dtype is not None and named and not is_paused():
+            dtype = named[0]
+        return device, dtype, *others
+
+    return parse
+
+
 def _widening(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -136,6 +156,8 @@ class _Widening(TorchFunctionMode):
             return args[0].to(torch.complex128)
         if name == "type":
             return _type(func, args, kwargs)
+        if name in _OF_DTYPES_ALONE:
+            return _answered_natively(func, args, kwargs)
         wanted = None
         if any(isinstance(value, torch.dtype) for value in (*args, *kwargs.values())):
             wanted = next(v for v in (*args, *kwargs.values()) if isinstance(v, torch.dtype))
@@ -278,6 +300,19 @@ def _rounded(tensor: torch.Tensor, to: torch.dtype) -> torch.Tensor:
     Their roundings belong to what is trained, and not to how.
     """
     return tensor.to(to).to(_DOUBLE) if to.is_floating_point else tensor
+
+
+def _answered_natively(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
+    """What torch says of the dtypes that were asked for; C++ knows only those of the memory."""
+
+    def real(value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            return torch.empty(value.shape, dtype=asked_of(value), device="meta")
+        return asked(value) if isinstance(value, torch.dtype) else value
+
+    with real_names():
+        answer = func(*map(real, args), **{key: real(value) for key, value in kwargs.items()})
+    return name_of(answer) if isinstance(answer, torch.dtype) else answer
 
 
 def _type(func: Callable[..., Any], args: Any, kwargs: dict[str, Any]) -> Any:
