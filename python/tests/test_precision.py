@@ -58,7 +58,7 @@ def judged(
     torchrun = str(Path(sys.executable).parent / "torchrun")
     words = ["judge", *options, "--", torchrun, "--nproc-per-node", "2", str(script)]
     code, said = server().call(words)
-    lines = re.findall(r"^(native|float64) +(conforms|diverges|no verdict) +[\d.]+ s", said, re.M)
+    lines = re.findall(r"^(native|float64) +(conforms|diverges|vacuous|no verdict) +[\d.]+ s", said, re.M)
     return code, dict(lines), said
 
 
@@ -256,7 +256,10 @@ def test_8_biases_of_keys_conform_and_others_are_judged(
         for factor in ("1", "1 + 1e-9")
     )
     code, words, said = judged(tmp_path, "--precision", "both", text=right)
-    assert (code, words) == (0, BOTH), said
+    # With a small eps, noise moves the key biases by a good part of the learning rate: the forward
+    # pass of step 1 shows too little, in both precisions, and nothing is called wrong.
+    weak = dict.fromkeys(BOTH, "vacuous")
+    assert (code, words) == ((0, BOTH) if eps == "1e-8" else (1, weak)), said
     code, words, said = judged(tmp_path, "--precision", "float64", text=wrong)
     assert (code, words) == (1, {"float64": "diverges"}), said
 

@@ -23,7 +23,7 @@ from ._precision import (
     FLOAT64,
     NATIVE,
     Outcome,
-    first_difference,
+    self_check,
     forget,
     why_changed,
     why_not_run,
@@ -257,9 +257,9 @@ def _in_float64(
     try:
         workers.run(replace(case, name=f"{case.name} in {FLOAT64}"), str(folder))
         coarsest = read_notes(folder / "reference.logs")[1]
-        wrong = first_difference(native / "reference", folder / "reference", coarsest)
-        if wrong is not None:
-            outcome.why = why_changed(wrong)
+        check = self_check(native / "reference", folder / "reference", coarsest)
+        if check.changed:
+            outcome.why = why_changed(check.changed)
             return None, outcome
         report = _compare(case, folder, options, start)
     except RunError as error:
@@ -267,7 +267,7 @@ def _in_float64(
         outcome.why = why_not_run(failed, str(error))
         return None, outcome
     outcome = _outcome_of(report, FLOAT64)
-    outcome.notes = [*read_notes(folder / "run.logs")[0], BRANCHES]
+    outcome.notes = [*read_notes(folder / "run.logs")[0], *check.notes(), BRANCHES]
     return report, outcome
 
 

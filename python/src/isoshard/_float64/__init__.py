@@ -35,7 +35,7 @@ from . import (
     _tables,
 )
 
-__all__ = ["enter", "is_on", "leaving_notes", "write_notes"]
+__all__ = ["begin_program", "enter", "is_on", "leaving_notes", "write_notes"]
 
 
 def enter() -> None:
@@ -51,6 +51,12 @@ def enter() -> None:
     _kernels.install()
     _switched_off.install()
     _strays.install()
+
+
+def begin_program() -> None:
+    """Another program begins in this process: it makes weights before it builds an optimizer."""
+    if is_on():
+        _strays.prepare()
 
 
 def is_on() -> bool:
@@ -70,7 +76,7 @@ def leaving_notes(folder: Path, rank: int) -> Iterator[None]:
         yield
         return
     _notes.forget()
-    _strays.prepare()
+    begin_program()
     try:
         yield
     finally:
