@@ -12,6 +12,8 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+from isoshard._environment import PRECISIONS
+
 from .expect import expected_of
 from .families import all_specs
 from .run import run_all
@@ -43,6 +45,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--seed", metavar="N", type=int, help="which cases --limit draws")
     parser.add_argument(
         "--timeout", metavar="S", type=float, default=60.0, help="seconds of a case (default 60)"
+    )
+    parser.add_argument(
+        "--precision", choices=PRECISIONS, help="as of isoshard judge (default both)"
     )
     parser.add_argument("--list", action="store_true", help="print the cases and run none")
     return parser
@@ -96,11 +101,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 flush=True,
             )
 
-    results = run_all(cases, Path(options.output_dir), timeout=options.timeout, tell=tell)
+    results = run_all(
+        cases,
+        Path(options.output_dir),
+        timeout=options.timeout,
+        tell=tell,
+        precision=options.precision,
+    )
     if is_terminal:
         print("\r\033[K", end="", file=sys.stderr)
     for outcome, count in sorted(Counter(r["outcome"] for r in results).items()):
         print(f"{count:5} {outcome}")
+    in_float64 = [o["status"] for r in results for o in r.get("precisions", [])[1:]]
+    for status, count in sorted(Counter(in_float64).items()):
+        print(f"{count:5} {status} in float64")
     wrong = counts["not as expected"]
     print(f"{len(results)} cases, {wrong} not as expected")
     return 1 if wrong else 0

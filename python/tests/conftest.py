@@ -7,12 +7,16 @@ that start no ranks and take some seconds together. All others start ranks.
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 
 from isoshard import RunError, _program
 
 torch.set_num_threads(1)
+#: Tests of precisions name theirs; all others would take twice as long with both.
+os.environ.setdefault("ISOSHARD_PRECISION", "native")
 _QUICK = (
     "test_parts.py",
     "test_places.py",

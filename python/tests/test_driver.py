@@ -16,7 +16,7 @@ import torch
 
 from isoshard import Divergence, RecordError, RunError, UsageError, _bundle, _fork
 from isoshard._auto import FINDING
-from isoshard._judge import JudgeOptions, Seconds, _clear, _Driver, _mesh_of
+from isoshard._judge import Driver, JudgeOptions, Seconds, _clear, _mesh_of
 from isoshard._launch import asked_world_size, recognise
 from isoshard.cli import main
 from isoshard.errors import BundleError, IsoshardError
@@ -39,7 +39,7 @@ class Ended:
 
 
 def wait(tmp_path: Path, process: Any, run: str, timeout: float = 60) -> None:
-    driver = object.__new__(_Driver)
+    driver = object.__new__(Driver)
     driver.options = JudgeOptions(["x"], timeout=timeout)
     driver._wait(tmp_path / "run", (process, run), is_reference=False)
 
@@ -180,7 +180,7 @@ def test_the_mesh_is_what_the_launcher_is_asked_for() -> None:
 def test_the_reference_of_a_launcher_that_is_not_known_is_forked(
     tmp_path: Path, words: list[str], is_forked: bool
 ) -> None:
-    driver = _Driver(JudgeOptions(words, mesh="dp=2"), tmp_path, Seconds())
+    driver = Driver(JudgeOptions(words, mesh="dp=2"), tmp_path, Seconds())
 
     launch, command = driver._single_launch()
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from .errors import BundleError, Divergence, IsoshardError, RecordError, RunError, UsageError
 
 if TYPE_CHECKING:
-    from ._level1 import record
+    from ._level1 import enter_float64, record
     from ._level3 import Report, check
     from ._recorder import Recorder
     from .trainer import trainer_callback
@@ -25,6 +25,7 @@ _MODULE_OF = {
     "Recorder": "_recorder",
     "Report": "_level3",
     "check": "_level3",
+    "enter_float64": "_level1",
     "record": "_level1",
     "trainer_callback": "trainer",
 }
@@ -40,6 +41,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "check",
+    "enter_float64",
     "record",
     "trainer_callback",
 ]

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """python -m isoshard."""
 
-import sys
+from .cli import run
 
-from .cli import main
-
-sys.exit(main())
+run()

@@ -62,6 +62,7 @@ class AutoConfig:
     options_file: str | None = None
     model_config: str | None = None  # where to write the model's config, as JSON
     compare_with: str | None = None
+    precision: str = "native"  # "float64": all of the process computes in float64 (_float64)
     overrides: dict[str, Any] = field(default_factory=dict)
 
     def to_text(self) -> str:
@@ -77,6 +78,11 @@ class AutoConfig:
 def error_folder(directory: Path) -> Path:
     """Where ranks leave what went wrong, for the driver."""
     return directory.with_name(directory.name + ".errors")
+
+
+def notes_folder(directory: Path) -> Path:
+    """Where ranks leave what float64 changed in them."""
+    return directory.with_name(directory.name + ".logs")
 
 
 _OPTION_NAMES = (
@@ -347,6 +353,7 @@ class AutoRecorder:
     def _on_last_step(self) -> None:
         self.is_done = True
         self._set(torch.nn.Module, "__call__", self._call)
+        self.leave_notes()
         if self.config.stop:
             self.on_end()
             sys.stdout.flush()
@@ -358,6 +365,7 @@ class AutoRecorder:
         if self.is_done or self.has_error:
             return
         self.is_done = True
+        self.leave_notes()
         rank, _ = world()
         if self.hooks is None or self.recorder is None:
             self.report(
@@ -377,6 +385,15 @@ class AutoRecorder:
             self.recorder.finish()
         except IsoshardError as error:
             self.report(error)
+
+    def leave_notes(self) -> None:
+        """Tells the driver what float64 changed in this process, besides the numbers."""
+        if self.config.precision != "float64":
+            return
+        from . import _float64
+
+        rank, _ = world()
+        _float64.write_notes(notes_folder(Path(self.config.directory)), rank)
 
     def report(self, what: str | IsoshardError) -> None:
         """Leaves a message for the driver, and whether it is a finding."""
@@ -408,6 +425,14 @@ def _shrink_meshes() -> None:
             module.init_device_mesh = init
 
 
+def enter_precision(precision: str) -> None:
+    """Turns this process into one of the precision. It must come before the script's first line."""
+    if precision == "float64":
+        from . import _float64
+
+        _float64.enter()
+
+
 def install_from_environment() -> AutoRecorder | None:
     """For processes that a launcher started: what the environment says."""
     text = os.environ.get(VARIABLE)
@@ -415,7 +440,9 @@ def install_from_environment() -> AutoRecorder | None:
         return None
     import atexit
 
-    recorder = AutoRecorder(AutoConfig.from_text(text))
+    config = AutoConfig.from_text(text)
+    enter_precision(config.precision)
+    recorder = AutoRecorder(config)
     recorder.install()
     atexit.register(recorder.finish)
     _report_uncaught(recorder)
@@ -428,6 +455,7 @@ def _report_uncaught(recorder: AutoRecorder) -> None:
 
     def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         original(kind, error, trace)
+        recorder.leave_notes()
         if not recorder.has_error:
             rank, _ = world()
             recorder.report(

@@ -54,7 +54,7 @@ _OPS: dict[str, tuple[str, int, int]] = {
 }
 #: The place of the root or the other rank (in the group's own numbers) among the arguments.
 _PEERS = {"broadcast_": 2, "reduce_": 3, "gather_": 3, "scatter_": 3, "send": 2, "recv_": 2}
-_REDUCING = ("all_reduce", "reduce_scatter", "reduce")
+REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 #: As c10d::ReduceOp counts them.
 _REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
 
@@ -120,7 +120,7 @@ class Journal:
         is_barrier = op == "barrier"
         tensors = [] if is_barrier else list(_tensors_of(args[at]))
         call: dict[str, Any] = {"op": op, "group": group.group_name}
-        if op in _REDUCING:
+        if op in REDUCING:
             kind = int(args[group_at + 1].op())
             call["reduction"] = _REDUCTIONS[kind] if kind < len(_REDUCTIONS) else str(kind)
         dtypes = {t.dtype for t in tensors}

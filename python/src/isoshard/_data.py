@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from . import _bundle, _safetensors
+from ._calls import BACKWARD, REDUCING
 from ._mesh import DATA_AXES, Mesh
 
 Shape = tuple[int, ...]
@@ -56,13 +57,13 @@ class Finding:
 class Cause:
     """What makes a run differ from one process though nothing is wrong in it.
 
-    It shows first at the tensor that `kind` and `name` say.
+    It shows first at the tensor that `kind` and `name` say. A cause without an id is given in words.
     """
 
     step: int
     kind: str
     name: str
-    cause: CauseId
+    cause: CauseId | str
 
     def to_json(self) -> dict[str, Any]:
         """An entry of the file."""
@@ -120,9 +121,7 @@ def _about_copies(
             own = sum(t.numel() for key, t in first.items() if key.split("/")[1] == name)
             if own * cut * mesh.data_degree > sum(math.prod(shape) for shape in shapes):
                 numbers: dict[str, int | list[int]] = {"ranks": ranks}
-                return [
-                    Finding(step, name, "equal_inputs", _NO_SAMPLER, ranks, numbers=numbers)
-                ]
+                return [Finding(step, name, "equal_inputs", _NO_SAMPLER, ranks, numbers=numbers)]
     return []
 
 
@@ -138,7 +137,46 @@ def causes_in_data(reference: Path, run: Path) -> list[Cause]:
         step = _bundle.read_manifest(reference)["steps"][0]
         if mesh.data_degree == 1 or step not in manifest["steps"]:
             return []
-        return [*_batch_statistics(reference, step), *_mean_of_means(reference, run, step, mesh)]
+        return [
+            *_batch_statistics(reference, step),
+            *_mean_of_means(reference, run, step, mesh),
+            *_coarse_reductions(reference, run, step),
+        ]
+
+
+def _coarse_reductions(reference: Path, run: Path, step: int) -> list[Cause]:
+    """Whether the run reduces gradients in a coarser dtype than they have, and the reference not.
+
+    A framework may be asked to. What it makes of a gradient is then no bug, and not what one
+    process computes.
+    """
+    records = _bundle.read_records(reference, step, 0)["records"]
+    gradients = [r for r in records if r["kind"] == "grad"]
+    finer = max((_roundoff(r["dtype"]) for r in gradients), default=1.0)
+    of_reference = _dtypes_of_reductions(reference, step)
+    found = {d for d in _dtypes_of_reductions(run, step) - of_reference if _roundoff(d) > finer}
+    if not found:
+        return []
+    names = " and ".join(sorted(of_reference))
+    theirs = f"reduces in {names}" if of_reference else "has no reduction"
+    text = f"gradients are reduced in {' and '.join(sorted(found))}; the reference {theirs}"
+    return [Cause(step, "grad", gradients[0]["name"], text)]
+
+
+def _roundoff(dtype: str) -> float:
+    """0 of integers, and of what is not known."""
+    found = [real for real, (name, _) in _safetensors.DTYPES.items() if name == dtype]
+    return torch.finfo(found[0]).eps if found and found[0].is_floating_point else 0.0
+
+
+def _dtypes_of_reductions(directory: Path, step: int) -> set[str]:
+    """Of what rank 0 reduces over others in backward passes."""
+    calls = _bundle.read_records(directory, step, 0).get("journal", {}).get("calls", [])
+    return {
+        call["dtype"]
+        for call in calls
+        if call["phase"] == BACKWARD and call["op"] in REDUCING and "dtype" in call
+    }
 
 
 def _batch_statistics(reference: Path, step: int) -> list[Cause]:
@@ -206,9 +244,7 @@ def _about_calls(
                 "calls": theirs,
             }
             cause = CauseId("other_micro_batches")
-            return [
-                Finding(step, name, "other_number_of_calls", cause, others, numbers=numbers)
-            ]
+            return [Finding(step, name, "other_number_of_calls", cause, others, numbers=numbers)]
     return []
 
 

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ._calls import not_journaled
+from ._dtypes import is_float32
 from ._hooks import Hooks
 from ._names import named_parameters, unwrapped
 from ._perturb import move_by_one_ulp
@@ -174,7 +175,7 @@ class EngineHooks(Hooks):
                         self.recorder.put("optimizer", f"{name}.{key}", value)
                 continue
             # The accessors are collective: every rank asks for the same keys.
-            if parameter.dtype != torch.float32:
+            if not is_float32(parameter.dtype):
                 self._put_state(f"{name}.master", safe_get_full_fp32_param(parameter))
             for key in self._state_keys():
                 value = safe_get_full_optimizer_state(parameter, key)
@@ -187,7 +188,7 @@ class EngineHooks(Hooks):
             if not parameter.requires_grad:
                 continue
             name = self._rename(own)
-            if parameter.dtype != torch.float32:
+            if not is_float32(parameter.dtype):
                 master = safe_get_local_fp32_param(parameter)
                 self._put_part("optimizer", f"{name}.master", parameter, master)
             for key in self._state_keys():

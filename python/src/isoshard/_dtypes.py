@@ -10,6 +10,13 @@ import torch
 from ._safetensors import dtype_name
 
 _BUFFER = ".buffer"
+#: To be asked for by identity: in the float64 mode it is equal to float64.
+_FLOAT32 = torch.float32
+
+
+def is_float32(dtype: torch.dtype) -> bool:
+    """Whether a script asked for float32: in the float64 mode a dtype says so in its text only."""
+    return str(dtype) == "torch.float32"
 
 
 class Dtypes:
@@ -56,7 +63,8 @@ class Dtypes:
     def judging(self) -> dict[str, Any]:
         """What the manifest says of it: nothing where the records alone say it."""
         # A loss in 16 bits alone says nothing: floors of all tensors would be those of 16 bits.
-        if self._recorded == {torch.float64} and torch.float32 in self.losses:
+        is_narrow = any(dtype is _FLOAT32 for dtype in self.losses)
+        if self._recorded == {torch.float64} and is_narrow:
             return {"coarsest_dtype": "fp32"}
         own, buffers = self._coarsest, self._of_buffers
         if own is None or buffers is None or self._has_changed or _coarser(own, buffers) == own:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Options of this package's commands from the environment: --steps is ISOSHARD_STEPS, too."""
+"""The environment: options of this package's commands (--steps is ISOSHARD_STEPS, too), caches."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import difflib
 import os
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from .errors import UsageError
@@ -23,6 +24,8 @@ _OF_JUDGE = frozenset(
 )
 _YES, _NO = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 _NEAR = 0.8
+#: In which precisions a run is judged; the last one is the default.
+PRECISIONS = ("native", "float64", "both")
 #: Variables that are no options, of the launcher, this package, ranks, tests and tools.
 OTHERS = frozenset(
     _PREFIX + name
@@ -38,6 +41,35 @@ OTHERS = frozenset(
 def variable_of(option: str) -> str:
     """--at-steps -> ISOSHARD_AT_STEPS."""
     return _PREFIX + option.removeprefix("--").replace("-", "_").upper()
+
+
+def chosen_precision(given: str | None) -> str:
+    """What a function was given, or else ISOSHARD_PRECISION, or else the default."""
+    name = given if given is not None else os.environ.get(variable_of("--precision")) or "both"
+    if name not in PRECISIONS:
+        raise UsageError(f"precision must be one of {', '.join(PRECISIONS)}, got {name!r}.")
+    return name
+
+
+def caches_of(folder: Path) -> dict[str, str]:
+    """Variables that give the runs of a verdict caches of their own.
+
+    Code that another precision compiled must not run here, nor in the user's own runs later.
+    """
+    caches = folder / "caches"
+    return {
+        "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
+        "TRITON_CACHE_DIR": str(caches / "triton"),
+    }
+
+
+def without_options() -> dict[str, str]:
+    """The environment without options of this package's commands, for a program of its own ones."""
+    return {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(_PREFIX) or name in OTHERS
+    }
 
 
 def take_defaults(
@@ -63,7 +95,7 @@ def take_defaults(
             name, action = options[variable]
             if not any(word == name or word.startswith(f"{name}=") for word in words):
                 parser.set_defaults(**{action.dest: _value_of(action, variable, text)})
-        elif variable not in OTHERS | _OF_JUDGE:
+        elif variable not in OTHERS | _OF_JUDGE | {variable_of("--precision")}:
             _refuse_or_tell(parser, variable, list(options))
 
 

@@ -20,13 +20,13 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import torch
 
-from ._auto import VARIABLE, AutoConfig, AutoRecorder, run_script
+from ._auto import VARIABLE, AutoConfig, AutoRecorder, enter_precision, run_script
 from ._launch import Launch
 from ._processes import die_with_parent, end_processes
 
@@ -219,8 +219,17 @@ def environment_of(launch: Launch, rank: int, port: int) -> dict[str, str]:
     return {**environment, **launch.environment}
 
 
-def start(launch: Launch, config: AutoConfig, logs: Path, run: str) -> World:
-    """Forks the ranks of a launch; each writes its output to logs/rankNNNNN.log."""
+def start(
+    launch: Launch,
+    config: AutoConfig,
+    logs: Path,
+    run: str,
+    variables: Mapping[str, str] | None = None,
+) -> World:
+    """Forks the ranks of a launch; each writes its output to logs/rankNNNNN.log.
+
+    `variables`: of the environment, beside the launcher's.
+    """
     logs.mkdir(parents=True, exist_ok=True)
     port = free_port()
     world = World([logs / f"rank{rank:05d}.log" for rank in range(launch.world_size)], [])
@@ -234,7 +243,7 @@ def start(launch: Launch, config: AutoConfig, logs: Path, run: str) -> World:
             try:  # the first lines of the log come from here, too
                 _log_to(log)
                 environment = environment_of(launch, rank, port)
-                os.environ.update({**environment, "ISOSHARD_RUN_ID": run})
+                os.environ.update({**environment, **(variables or {}), "ISOSHARD_RUN_ID": run})
                 os.environ.pop(VARIABLE, None)
                 code = _be_rank(launch, config, log, rank)
             except BaseException:
@@ -264,6 +273,7 @@ def _be_rank(launch: Launch, config: AutoConfig, log: Path, rank: int) -> int:
     random.seed()
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
+    enter_precision(config.precision)
     recorder = AutoRecorder(config)
     if rank == 0:
         recorder.on_end = lambda: _tell_modules(log.parent)
@@ -275,6 +285,8 @@ def _be_rank(launch: Launch, config: AutoConfig, log: Path, rank: int) -> int:
     if code == 0:
         recorder.finish()
         recorder.on_end()
+    else:
+        recorder.leave_notes()
     sys.stdout.flush()
     sys.stderr.flush()
     return 1 if recorder.has_error else code

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import _launch, _program
+from . import _environment, _launch, _program
 from ._failures import Failure, why_failed
 from ._mesh import Mesh, parse_mesh
 from ._processes import end_processes
@@ -34,7 +34,7 @@ _OURS = "ours"  # in place of a bundle: the program isoshard makes the reference
 #: What --report may end in, as isoshard-judge writes it.
 _REPORT_ENDINGS = (".json", ".txt", ".xml", ".html")
 _ERROR_NAMES = r"rank\d+(\.finding)?\.txt"
-_LOG_NAMES = r".*\.log|.*\.stack|modules\.json"
+_LOG_NAMES = r".*\.log|.*\.stack|.*\.notes|modules\.json"
 
 
 @dataclass
@@ -66,6 +66,7 @@ class JudgeOptions:
     jobs: int = 0
     verbose: bool = False
     quiet: bool = False
+    precision: str = "both"
 
 
 def judge(options: JudgeOptions) -> int:
@@ -78,14 +79,17 @@ def judge(options: JudgeOptions) -> int:
         _require_writable(keep, "--output-dir")
     folder = keep or Path(tempfile.mkdtemp(prefix="isoshard-"))
     try:
-        driver = _Driver(options, folder.resolve(), seconds)
+        driver = Driver(options, folder.resolve(), seconds)
         if options.report is not None:
             _check_report(options.report)
         driver.require_script()
-        if options.report is not None:
-            _set_aside(options.report)  # after all that is refused
-        return driver.run()
+        with seconds.measure("imports"):
+            from . import _precision
+
+        return _precision.judge(driver)
     finally:
+        for path in (folder / "caches", folder / "float64" / "caches"):
+            shutil.rmtree(path, ignore_errors=True)
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -127,7 +131,7 @@ def _check_report(path: Path) -> None:
     _require_writable(path.parent, "--report")
 
 
-def _set_aside(path: Path) -> None:
+def set_aside(path: Path) -> None:
     """Renames an earlier report to NAME.old, so that nobody takes it for that of a failed run.
 
     isoshard-judge does so, too, and removes it in the end.
@@ -175,9 +179,15 @@ def _check_options_file(path: str) -> None:
         ) from None
 
 
-class _Driver:
-    def __init__(self, options: JudgeOptions, folder: Path, seconds: Seconds) -> None:
+class Driver:
+    """All runs of one precision, and the verdict on them."""
+
+    def __init__(
+        self, options: JudgeOptions, folder: Path, seconds: Seconds, precision: str = "native"
+    ) -> None:
         self.options, self.folder, self.seconds = options, folder, seconds
+        self.precision = precision
+        self.caches = _environment.caches_of(folder)
         self.launch = None if options.execute else _launch.recognise(options.command)
         if self.launch is not None and _may_have_gpu():
             self.launch = None
@@ -209,7 +219,8 @@ class _Driver:
             f"{Path.cwd()}."
         )
 
-    def run(self) -> int:
+    def prepare(self) -> None:
+        """Imports what the script imports, where its ranks are forked from this process."""
         options = self.options
         if self.is_forked or self.is_ours or options.reference is None:
             with self.seconds.measure("imports"):
@@ -218,11 +229,20 @@ class _Driver:
                 at = _launch.script_at(options.command)
                 script = None if at is None else options.command[at]
                 _fork.prepare(self.launch.script if self.launch is not None else script)
-        reference = options.reference
+
+    def run(self) -> int:
+        """Makes all runs and returns the exit code of the verdict."""
+        self.prepare()
+        reference = self.options.reference
         if reference is None:
-            reference = self._make_reference()
+            reference = self.make_reference()
+            self.make_responses(reference)
         elif self.is_ours:
             reference = self._make_ours()
+        return self.judge_run(reference)
+
+    def judge_run(self, reference: Path) -> int:
+        """Runs the command and compares it with the reference."""
         with self.seconds.measure("run"):
             run = self.folder / "run"
             self._run_as_it_is(run)
@@ -230,7 +250,8 @@ class _Driver:
 
     # -- reference ---------------------------------------------------------------------------
 
-    def _make_reference(self) -> Path:
+    def make_reference(self) -> Path:
+        """Runs one process."""
         reference = self.folder / "reference"
         self._say("reference: one process ...")
         with self.seconds.measure("reference"):
@@ -239,13 +260,16 @@ class _Driver:
                 from . import _fork
 
                 _fork.learn(reference.with_name("reference.logs"))
+        return reference
+
+    def make_responses(self, reference: Path) -> None:
+        """Runs one process with moved weights, and writes into the reference how far it moves."""
         self._say(f"reference: {NUM_PERTURBED} times with weights moved by one ulp ...")
         perturbed = [self.folder / f"perturbed{i}" for i in range(NUM_PERTURBED)]
         with self.seconds.measure("perturbed"):
             self._single([("perturbed", path, _FIRST_SEED + i) for i, path in enumerate(perturbed)])
         with self.seconds.measure("responses"):
             _program.respond(reference, perturbed)
-        return reference
 
     def _make_ours(self) -> Path:
         from . import _ours
@@ -361,12 +385,14 @@ class _Driver:
             options_file=options.options_file,
             model_config=str(self._config_file()) if subject == "single" else None,
             compare_with=compare_with,
+            precision=self.precision,
             overrides=overrides,
         )
 
     def _case(self) -> str:
         at = _launch.script_at(self.options.command)
-        return Path(self.options.command[at]).stem if at is not None else "training"
+        name = Path(self.options.command[at]).stem if at is not None else "training"
+        return name if self.precision == "native" else f"{name} in {self.precision}"
 
     def _start(
         self, launch: _launch.Launch | None, command: list[str], config: Any
@@ -378,7 +404,7 @@ class _Driver:
         if launch is not None:
             from . import _fork
 
-            return _fork.start(launch, config, logs, run), run
+            return _fork.start(launch, config, logs, run, self.caches), run
         from ._auto import VARIABLE
 
         logs.mkdir(parents=True, exist_ok=True)
@@ -386,6 +412,7 @@ class _Driver:
         path = os.environ.get("PYTHONPATH")
         environment = {
             **os.environ,
+            **self.caches,
             "PYTHONPATH": site if not path else f"{site}{os.pathsep}{path}",
             VARIABLE: config.to_text(),
             "ISOSHARD_RUN_ID": run,
@@ -469,8 +496,7 @@ class _Driver:
             if options.quiet:
                 arguments.append("--quiet")
             arguments += ["--seconds-before", f"{self.seconds.total():.3f}"]
-            if options.output_dir is not None:
-                arguments += ["--output-dir", str(self.folder / "report")]
+            arguments += ["--output-dir", str(self.folder / "report")]
             if options.report is not None:
                 arguments += ["--report", str(options.report)]
             if options.made_by:
@@ -482,7 +508,8 @@ class _Driver:
 
     def _say(self, text: str) -> None:
         if not self.options.quiet:
-            print(text, file=sys.stderr, flush=True)
+            prefix = "" if self.precision == "native" else f"{self.precision} "
+            print(f"{prefix}{text}", file=sys.stderr, flush=True)
 
 
 def _mesh_of(options: JudgeOptions) -> Mesh:

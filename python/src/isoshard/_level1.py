@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from . import _float64
 from ._checks import outside_parameters, switch_dropout_off
 from ._deepspeed import EngineHooks, is_engine, perturb_engine
 from ._hooks import Hooks
@@ -51,6 +52,7 @@ def record(
     judging: Mapping[str, Any] | None = None,
     subject: str = "pytorch",
     case: str = "training step",
+    precision: str | None = None,
 ) -> Iterator[Recorder]:
     """Records the training steps inside the `with` block as a bundle.
 
@@ -91,12 +93,15 @@ def record(
         judging: settings by which this bundle, as a reference, has others judged.
         subject: who is judged, for the report.
         case: on what, for the report.
+        precision: "native" or "float64", as this process must be (isoshard.enter_float64 begins
+            the latter); None: as it is.
 
     Example::
 
         with isoshard.record("runs/mine", model, optimizer, mesh={"dp": 2}):
             train_step()
     """
+    _require_precision(precision)
     options = Options(
         rename=rename,
         layouts=layouts or {},
@@ -150,6 +155,30 @@ def record(
     finally:
         hooks.detach()
     recorder.finish()
+
+
+def enter_float64() -> None:
+    """Turns this process into one that computes in float64, for good (docs/precision.md).
+
+    It must come before the model and its data are made, best right after `import torch`: what is
+    imported later is imported with the real dtypes, as it has to be.
+    """
+    _float64.enter()
+
+
+def _require_precision(wanted: str | None) -> None:
+    is_now = "float64" if _float64.is_on() else "native"
+    if wanted is None or wanted == is_now:
+        return
+    if wanted == "float64":
+        raise UsageError(
+            'precision="float64" must be that of the process, got a native one. Call '
+            "isoshard.enter_float64() right after import torch, or use isoshard judge."
+        )
+    raise UsageError(
+        f'precision must be "{is_now}", as this process is, got {wanted!r}: one run is recorded at '
+        "a time. Record again in another process, or use isoshard judge."
+    )
 
 
 def _list_of(

@@ -8,14 +8,26 @@ import shutil
 import tempfile
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from . import _program, _verdict
+from ._environment import chosen_precision
+from ._float64._notes import read_failed, read_notes
 from ._mesh import mesh_of, parse_mesh
 from ._options import Layout, Rename, Transform
 from ._places import resolve
+from ._precision import (
+    BRANCHES,
+    FLOAT64,
+    NATIVE,
+    Outcome,
+    self_check,
+    forget,
+    why_changed,
+    why_not_run,
+)
 from ._steps import Batch, Build, Case, Loss, MakeOptimizer, Parallelize, Step
 from ._workers import Workers
 from .errors import Divergence, RunError
@@ -25,13 +37,19 @@ _workers = Workers()
 
 @dataclass
 class Report:
-    """A verdict: `conforms`, all that the judge says, its report.json, and seconds by part."""
+    """A verdict: `conforms`, all that the judge says, its report.json, and seconds by part.
+
+    `outcomes` has how each precision ended, `float64` that precision's own report where both were
+    judged; `conforms`, `exit_code` and `text` are then of both, `data` and `seconds` native.
+    """
 
     conforms: bool
     exit_code: int
     text: str
     data: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
+    outcomes: list[Outcome] = field(default_factory=list)
+    float64: Report | None = None
 
     @property
     def verdict(self) -> str:
@@ -71,6 +89,7 @@ def check(
     raises: bool = True,
     workers: Workers | None = None,
     keep: str | Path | None = None,
+    precision: str | None = None,
 ) -> Report:
     """Judges a parallelized model against the same model in one process.
 
@@ -108,6 +127,8 @@ def check(
         raises: whether a run that does not conform raises Divergence.
         workers: worker processes other than the shared ones.
         keep: a folder for bundles and report; None: they are removed.
+        precision: "native", "float64" (the same computed in float64, docs/precision.md) or
+            "both"; None: ISOSHARD_PRECISION, or both.
 
     Raises:
         Divergence: the run does not conform; `.report` is the judge's text.
@@ -140,11 +161,13 @@ def check(
         options=options,
     )
     case.validate()
+    wanted = chosen_precision(precision)
     _program.find()
     folder = Path(keep) if keep is not None else Path(tempfile.mkdtemp(prefix="isoshard-check-"))
     folder.mkdir(parents=True, exist_ok=True)
+    options = _options(not_recorded, partial, grad_scale)
     try:
-        report = _judge(case, folder, workers or _workers, not_recorded, partial, grad_scale)
+        report = _judge(case, folder, workers or _workers, options, wanted)
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
@@ -160,28 +183,53 @@ def _size(mesh: Mapping[str, int]) -> int:
     return size
 
 
+def _options(
+    not_recorded: Mapping[str, str] | None, partial: str | None, grad_scale: float | None
+) -> list[str]:
+    """Of isoshard-judge compare."""
+    words = []
+    if not_recorded:
+        words += ["--not-recorded", ",".join(not_recorded)]
+    if partial is not None:
+        words += ["--partial", partial]
+    if grad_scale is not None:
+        words += ["--grad-scale", str(grad_scale)]
+    return words
+
+
 def _judge(
-    case: Case,
-    folder: Path,
-    workers: Workers,
-    not_recorded: Mapping[str, str] | None,
-    partial: str | None,
-    grad_scale: float | None,
+    case: Case, folder: Path, workers: Workers, options: list[str], precision: str
 ) -> Report:
     start = time.perf_counter()
-    workers.run(case, str(folder))
+    native = None
+    if precision == FLOAT64:
+        workers.run(case, str(folder), reference_only=True)
+    else:
+        workers.run(case, str(folder))
+        native = _compare(case, folder, options, start)
+        native.outcomes = [_outcome_of(native, NATIVE)]
+        if precision == NATIVE:
+            return native
+    begun = time.perf_counter()
+    report, outcome = _in_float64(case, folder, workers.in_float64(), options)
+    outcome.seconds = round(time.perf_counter() - (begun if native is not None else start), 3)
+    if native is not None:
+        return _of_both(native, report, outcome)
+    if report is None:
+        raise RunError(f"There is no verdict in float64: {outcome.why}. Judge natively.")
+    report.outcomes = [outcome]
+    report.text += "\n".join(outcome.lines()) + "\n"
+    return report
+
+
+def _compare(case: Case, folder: Path, options: list[str], start: float) -> Report:
+    """The verdict on a folder's reference and run, which were begun at `start`."""
     ran = time.perf_counter()
     reference, run = folder / "reference", folder / "run"
     resolve(reference, run)
     mesh = ",".join(f"{axis}={degree}" for axis, degree in case.mesh.items())
-    arguments = [str(reference), str(run), "--mesh", mesh]
+    arguments = [str(reference), str(run), "--mesh", mesh, *options]
     arguments += ["--output-dir", str(folder / "report"), "--verbose"]
-    if not_recorded:
-        arguments += ["--not-recorded", ",".join(not_recorded)]
-    if partial is not None:
-        arguments += ["--partial", partial]
-    if grad_scale is not None:
-        arguments += ["--grad-scale", str(grad_scale)]
     code, text = _verdict.compare(arguments, reference, run, capture=True)
     if code not in (_verdict.CONFORMS, _verdict.DIVERGES):
         raise RunError(f"The runs could not be compared (exit code {code}):\n{text}")
@@ -189,3 +237,55 @@ def _judge(
     data = json.loads(path.read_text()) if path.exists() else {}
     seconds = {"runs": ran - start, "compare": time.perf_counter() - ran}
     return Report(code == 0, code, text, data, seconds)
+
+
+def _outcome_of(report: Report, precision: str) -> Outcome:
+    outcome = Outcome(precision, seconds=round(sum(report.seconds.values()), 3))
+    outcome.take(report.exit_code, report.data)
+    return outcome
+
+
+def _in_float64(
+    case: Case, native: Path, workers: Workers, options: list[str]
+) -> tuple[Report | None, Outcome]:
+    """The verdict on the same case in float64, or the reason for none."""
+    folder = native / FLOAT64
+    folder.mkdir(exist_ok=True)
+    forget(folder)
+    start = time.perf_counter()
+    outcome = Outcome(FLOAT64)
+    try:
+        workers.run(replace(case, name=f"{case.name} in {FLOAT64}"), str(folder))
+        coarsest = read_notes(folder / "reference.logs")[1]
+        check = self_check(native / "reference", folder / "reference", coarsest)
+        if check.changed:
+            outcome.why = why_changed(check.changed)
+            return None, outcome
+        report = _compare(case, folder, options, start)
+    except RunError as error:
+        failed = read_failed(folder / "reference.logs") or read_failed(folder / "run.logs")
+        outcome.why = why_not_run(failed, str(error))
+        return None, outcome
+    outcome = _outcome_of(report, FLOAT64)
+    outcome.notes = [*read_notes(folder / "run.logs")[0], *check.notes(), BRANCHES]
+    return report, outcome
+
+
+def _of_both(native: Report, float64: Report | None, outcome: Outcome) -> Report:
+    """The worse verdict is the last one in the text, where `verdict` and `card` find it."""
+    outcomes = [*native.outcomes, outcome]
+    reports = [native] if float64 is None else sorted((float64, native), key=_exit_code)
+    lines = [line for one in outcomes for line in one.lines()]
+    text = "".join(f"{report.text.rstrip()}\n\n" for report in reports) + "\n".join(lines) + "\n"
+    return replace(
+        native,
+        conforms=all(report.conforms for report in reports),
+        exit_code=max(map(_exit_code, reports)),
+        text=text,
+        outcomes=outcomes,
+        float64=float64,
+    )
+
+
+def _exit_code(report: Report) -> int:
+    return report.exit_code

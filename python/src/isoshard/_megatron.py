@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from ._calls import not_journaled
+from ._dtypes import is_float32
 from ._hooks import Hooks
 from ._names import named_parameters, unwrapped
 from ._options import Layout
@@ -298,7 +299,7 @@ class MegatronHooks(Hooks):
                 span = part._get_model_param_range_map(parameter)["param"]
                 own = {"param": shard, **part.optimizer.state.get(shard, {})}
             wanted = {key: key for key in keys}
-            if parameter.dtype != torch.float32:
+            if not is_float32(parameter.dtype):
                 wanted = {"master": "param", **wanted}
             for key, theirs in wanted.items():
                 flat, group = own.get(theirs), part.data_parallel_group

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from . import _bundle, _program
+from . import _bundle, _environment, _program
 from ._bundle import Entry
 from ._safetensors import write_safetensors
 from .errors import RunError, UsageError
@@ -94,7 +94,8 @@ def make(single: Path, config: Path, target: Path) -> Path:
         "plain",
     ]
     command += ["--steps", str(len(steps)), "--dump", str(work / "runs"), *words]
-    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = _environment.without_options()
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     found = sorted((work / "runs").glob("reference_*/manifest.json"))
     if result.returncode != 0 or len(found) != 1:
         said = (result.stderr or result.stdout).strip().splitlines()[-5:]

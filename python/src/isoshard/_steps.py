@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from . import _float64
 from ._level1 import record
 from ._mesh import DATA_AXES, Mesh
 from ._options import Options
@@ -171,6 +172,7 @@ def _train_pipeline(
 
 
 def _build(case: Case) -> torch.nn.Module:
+    _float64.begin_program()
     torch.manual_seed(case.seed)
     return case.build().to(case.device)
 

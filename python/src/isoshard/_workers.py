@@ -16,12 +16,15 @@ import signal
 import struct
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from select import select
 from typing import IO, Any
 
+from ._environment import caches_of
 from ._fork import sweep
 from ._processes import die_with_parent
 from .errors import RunError, UsageError
@@ -57,6 +60,7 @@ class Workers:
         preload: modules that the server imports before it forks ranks.
         timeout: seconds that a rank may take for a case.
         environment: variables of the server beside those of this process.
+        precision: "float64": all processes compute in float64.
     """
 
     def __init__(
@@ -65,13 +69,30 @@ class Workers:
         preload: Sequence[str] = (),
         timeout: float = _TIMEOUT,
         environment: Mapping[str, str] | None = None,
+        precision: str = "native",
     ) -> None:
         self._server: subprocess.Popen[bytes] | None = None
-        self._arguments = [str(timeout), *preload]
+        self._arguments = [str(timeout), precision, *preload]
         self._environment = dict(environment or {})
+        self._in_float64: Workers | None = None
+        self._caches: tempfile.TemporaryDirectory[str] | None = None
+
+    def in_float64(self) -> Workers:
+        """Workers like these that compute in float64. They are kept and end with these."""
+        if self._in_float64 is None:
+            timeout, _, *preload = self._arguments
+            self._in_float64 = Workers(
+                preload=preload,
+                timeout=float(timeout),
+                environment=self._environment,
+                precision="float64",
+            )
+        return self._in_float64
 
     def _start(self) -> subprocess.Popen[bytes]:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", **self._environment}
+        self._caches = tempfile.TemporaryDirectory(prefix="isoshard-caches-")
+        caches = caches_of(Path(self._caches.name))
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", **caches, **self._environment}
         program = "from isoshard._workers import serve; import sys; serve(sys.argv[1:])"
         server = subprocess.Popen(
             [sys.executable, "-c", program, *self._arguments],
@@ -82,14 +103,14 @@ class Workers:
         atexit.register(self.close)
         return server
 
-    def run(self, case: Any, directory: str) -> None:
+    def run(self, case: Any, directory: str, *, reference_only: bool = False) -> None:
         """Makes DIRECTORY/reference and DIRECTORY/run; raises RunError with what went wrong."""
         if self._server is None or self._server.poll() is not None:
             self._server = self._start()
         stdin, stdout = self._server.stdin, self._server.stdout
         assert stdin is not None and stdout is not None
         paths = [p for p in sys.path if os.path.isdir(p or ".")]
-        job = pickle.dumps((paths, _dumps(case), directory))
+        job = pickle.dumps((paths, _dumps(case), directory, reference_only))
         try:
             _send(stdin, job)
             error = pickle.loads(_receive(stdout))
@@ -104,6 +125,8 @@ class Workers:
 
     def close(self, *, at_once: bool = False) -> None:
         """Ends the server and its ranks; `at_once`: also in the middle of a case."""
+        if self._in_float64 is not None:
+            self._in_float64.close(at_once=at_once)
         server, self._server = self._server, None
         if server is None:
             return
@@ -116,6 +139,9 @@ class Workers:
             server.wait(5)
         except subprocess.TimeoutExpired:
             server.kill()
+        if self._caches is not None:
+            with contextlib.suppress(OSError):
+                self._caches.cleanup()
 
 
 def _dumps(case: Any) -> bytes:
@@ -271,10 +297,19 @@ def _work_on_jobs(rank: int, size: int, port: int, to: IO[bytes], back: IO[bytes
 
 
 def _work(job: bytes, rank: int, size: int, meshes: dict[Any, Any]) -> None:
-    from . import _steps
+    from . import _float64
 
     paths, case_bytes, directory, run = pickle.loads(job)
     sys.path[:0] = [p for p in paths if p not in sys.path]
+    with _float64.leaving_notes(Path(f"{directory}.logs"), rank):
+        _train(case_bytes, directory, run, rank, size, meshes)
+
+
+def _train(
+    case_bytes: bytes, directory: str, run: str, rank: int, size: int, meshes: dict[Any, Any]
+) -> None:
+    from . import _steps
+
     case = pickle.loads(case_bytes)
     os.environ["ISOSHARD_RUN_ID"] = run
     if size == 1 and directory.endswith("reference"):
@@ -307,33 +342,37 @@ def _end_process_groups(meshes: dict[Any, Any]) -> None:
         dist.destroy_process_group()
 
 
-def serve(arguments: Sequence[str] = (str(_TIMEOUT),)) -> None:
+def serve(arguments: Sequence[str] = (str(_TIMEOUT), "native")) -> None:
     """Runs the server: jobs come on stdin, answers go to stdout.
 
-    The first argument is the timeout in seconds, the others are modules to import.
+    The first argument is the timeout in seconds, the second the precision, the others are modules
+    to import.
     """
     import math
     import uuid
 
+    from ._auto import enter_precision
     from ._fork import prepare
 
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what tests print must not get between the pickles
     prepare(None)
     timeout = float(arguments[0])
-    for module in arguments[1:]:
+    for module in arguments[2:]:
         importlib.import_module(module)
+    enter_precision(arguments[1])
     pools: dict[int, _Pool] = {}
     while True:
         try:
-            paths, case_bytes, directory = pickle.loads(_receive(sys.stdin.buffer))
+            paths, case_bytes, directory, alone = pickle.loads(_receive(sys.stdin.buffer))
         except EOFError:
             break
         sys.path[:0] = [p for p in paths if p not in sys.path]
         try:
             size = math.prod(pickle.loads(case_bytes).mesh.values())
             run = uuid.uuid4().hex[:16]
-            error = _run_both(pools, size, paths, case_bytes, directory, run, timeout)
+            number = 0 if alone else size
+            error = _run_both(pools, number, paths, case_bytes, directory, run, timeout)
         except BaseException:
             error = traceback.format_exc()
         _send(out, pickle.dumps(error))
@@ -350,8 +389,8 @@ def _run_both(
     run: str,
     timeout: float,
 ) -> str | None:
-    """The reference in its process and the run in its ranks, at the same time."""
-    keys = {"reference": 0, "run": size}
+    """The reference in its process and the run in its ranks, at the same time; with 0 no run."""
+    keys = {"reference": 0, "run": size} if size else {"reference": 0}
     for key in keys.values():
         if key in pools and not pools[key].is_whole():
             pools[key].close()

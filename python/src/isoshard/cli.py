@@ -91,6 +91,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _INFRASTRUCTURE
 
 
+def run() -> NoReturn:
+    """Runs the command and ends the process.
+
+    `judge` has left nothing to be ended by then, and has imported torch, whose modules Python would
+    take a second to take apart.
+    """
+    code = main()
+    if sys.argv[1:2] == ["judge"]:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    sys.exit(code)
+
+
 class _Ended(BaseException):
     """A signal asked this program to end. What runs is ended on the way out."""
 
@@ -146,9 +160,7 @@ def _run(words: list[str]) -> int:
         return judge(_judge_options(options, command))
 
 
-def _refuse(
-    unknown: list[str], subcommand: str, words: list[str], command: list[str]
-) -> NoReturn:
+def _refuse(unknown: list[str], subcommand: str, words: list[str], command: list[str]) -> NoReturn:
     """Says what is wrong with words that no option takes."""
     first = unknown[0]
     if subcommand == "judge" and not command and not first.startswith("-"):
@@ -269,6 +281,7 @@ def _judge_options(options: argparse.Namespace, command: list[str]) -> JudgeOpti
         allow_one_process=options.allow_one_process,
         verbose=options.verbose,
         quiet=options.quiet,
+        precision=options.precision,
     )
 
 
@@ -343,6 +356,12 @@ def _add_judge_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--mesh", help="axes from slow to fast, such as dp=2,tp=2 (default: dp over all ranks)")
     add("--steps", type=int, default=2, help="optimizer steps to record (default 2)")
+    add(
+        "--precision",
+        choices=_environment.PRECISIONS,
+        default=_environment.PRECISIONS[-1],
+        help="judge the script as it is, computed in float64, or both (default both)",
+    )
     add("--reference", type=Path, help="a bundle to judge against, or ours: isoshard trains it")
     add("--reference-command", help="the command of the reference (default: one process)")
     add("--output-dir", type=Path, help="keep bundles, logs and report.json here")
@@ -379,4 +398,4 @@ def _add_judge_options(parser: argparse.ArgumentParser) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    run()

@@ -1,24 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Python runs this first where the driver of `isoshard judge` put its folder on PYTHONPATH.
 
-It waits until a process builds an optimizer, then installs isoshard._auto there.
+It waits until a process builds an optimizer, then installs isoshard._auto there. Float64 must begin
+earlier: right after torch was imported.
 """
 
 import importlib.abc
 import importlib.machinery
 import importlib.util
+import json
 import os
 import sys
+from collections.abc import Callable
 from typing import Any
 
 
-class _AfterTorch(importlib.abc.MetaPathFinder):
-    """Wraps Optimizer right after its module was imported."""
+class _After(importlib.abc.MetaPathFinder):
+    """Calls a function with a module right after it was imported."""
 
-    name = "torch.optim.optimizer"
+    def __init__(self, name: str, function: Callable[[Any], None]) -> None:
+        self.name, self.function = name, function
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
-        """The module's own spec, whose loader wraps the class."""
+        """The module's own spec, whose loader calls the function."""
         if fullname != self.name:
             return None
         sys.meta_path.remove(self)
@@ -27,24 +31,36 @@ class _AfterTorch(importlib.abc.MetaPathFinder):
 
         def exec_module(module: Any) -> None:
             run(module)
-            _wrap_first_optimizer(module.Optimizer)
+            self.function(module)
 
         spec.loader.exec_module = exec_module
         return spec
 
 
-def _install() -> None:
-    try:
-        from isoshard._auto import install_from_environment
-    except ImportError:  # the launcher's Python is another one: the package's files will do
+def _find_package() -> None:
+    """Where the launcher's Python is another one, the package's files will do."""
+    if importlib.util.find_spec("isoshard") is None:
         package = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         sys.path.append(os.path.dirname(package))
-        from isoshard._auto import install_from_environment
+
+
+def _install() -> None:
+    _find_package()
+    from isoshard._auto import install_from_environment
+
     install_from_environment()
 
 
-def _wrap_first_optimizer(optimizer: Any) -> None:
+def _enter_float64(torch: Any) -> None:
+    _find_package()
+    from isoshard import _float64
+
+    _float64.enter()
+
+
+def _wrap_first_optimizer(module: Any) -> None:
     """By the time of the first optimizer all of torch is there."""
+    optimizer = module.Optimizer
     original = optimizer.__init__
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -65,5 +81,7 @@ def _chain() -> None:
 
 
 if os.environ.get("ISOSHARD_AUTO"):
-    sys.meta_path.insert(0, _AfterTorch())
+    sys.meta_path.insert(0, _After("torch.optim.optimizer", _wrap_first_optimizer))
+    if json.loads(os.environ["ISOSHARD_AUTO"]).get("precision") == "float64":
+        sys.meta_path.insert(0, _After("torch", _enter_float64))
 _chain()

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the mode did to a script: sentences for the verdict, and the coarsest dtype it asked for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+_notes: dict[str, None] = {}
+_coarse: set[str] = set()
+_failed = ""
+#: By identity, since all names are equal here. The coarsest comes first.
+_NAMES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def forget() -> None:
+    """Begins anew: a kept process goes on with another program."""
+    global _failed
+    _notes.clear()
+    _coarse.clear()
+    _failed = ""
+
+
+def note(text: str) -> None:
+    """Adds a sentence once."""
+    _notes[text] = None
+
+
+def see(dtype: torch.dtype) -> None:
+    """Remembers a real dtype of 16 bits in which the native program rounds."""
+    _coarse.update(name for name, known in _NAMES.items() if known is dtype)
+
+
+def see_failed(operation: str, error: BaseException) -> None:
+    """Remembers the last operation that raised; the program may have gone on without it."""
+    global _failed
+    said = str(error).strip().partition("\n")[0]
+    _failed = f"{operation} fails ({type(error).__name__}: {said})"
+
+
+def notes() -> list[str]:
+    """All sentences so far, in the order in which they came."""
+    return list(_notes)
+
+
+def write_notes(folder: Path, rank: int) -> None:
+    """Leaves what is known of this process for the driver."""
+    content = {"notes": notes(), "coarse": sorted(_coarse), "failed": _failed}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / f"rank{rank:05d}.notes").write_text(json.dumps(content))
+
+
+def read_notes(folder: Path) -> tuple[list[str], str | None]:
+    """The sentences of all processes of a run, and its coarsest dtype of 16 bits or None."""
+    found: dict[str, None] = {}
+    coarse: set[str] = set()
+    for content in _contents(folder):
+        found.update(dict.fromkeys(content["notes"]))
+        coarse.update(content["coarse"])
+    return list(found), next((name for name in _NAMES if name in coarse), None)
+
+
+def read_failed(folder: Path) -> str:
+    """The operation that failed last in the first process in which one did; empty if none did."""
+    return next((c["failed"] for c in _contents(folder) if c["failed"]), "")
+
+
+def _contents(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.notes"))]
