@@ -33,7 +33,8 @@ Verdict verdict_of(const Case& item, const RunOptions& options) {
 /// The catalog's cause. Ranks of fsdp_tp have pieces of gradients, where others have copies.
 ExpectedCause cause_on(std::string_view subject, const Fault& fault) {
   ExpectedCause cause = fault.expected->cause;
-  if (subject == "fsdp_tp" && cause.id == CauseId::kRankLocal) cause.id = CauseId::kPiecesRankLocal;
+  const bool is_in_pieces = subject == "fsdp_tp" && fault.expected->stage == Stage::kParameterGrad;
+  if (is_in_pieces && cause.id == CauseId::kRankLocal) cause.id = CauseId::kPiecesRankLocal;
   return cause;
 }
 
