@@ -146,9 +146,8 @@ void explain(const std::string& id) {
   }
   for (const Fault& fault : fault_catalogue()) known.push_back(fault.id);
   for (const Fault& fault : benign_variations()) known.push_back(fault.id);
-  // a finding and a cause may have one name
-  const bool is_said = print_if(find_id<FindingId>(id), print_finding) |
-                       print_if(find_id<CauseId>(id), print_cause) |
+  const bool is_said = print_if(find_id<FindingId>(id), print_finding) ||
+                       print_if(find_id<CauseId>(id), print_cause) ||
                        print_if(find_id<RuleId>(id), print_rule);
   if (is_said) return;
   for (const FindingId one : all_ids<FindingId>()) known.emplace_back(name_of(one));

@@ -8,6 +8,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <iterator>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <ranges>
@@ -112,8 +113,11 @@ Finding finding_of(const json& entry, const std::filesystem::path& file) {
   }
   finding.cause = cause_of(entry, "cause", file);
   finding.diagnosis = finding.cause.text;
-  for (const std::int64_t rank : detail::field<Shape>(entry, "ranks", file))
+  for (const std::int64_t rank : detail::field<Shape>(entry, "ranks", file)) {
+    if (rank < 0 || rank > std::numeric_limits<int>::max())
+      detail::refuse_form(file, fmt::format("a rank must be a small number, got {}", rank));
     finding.ranks.push_back(static_cast<int>(rank));
+  }
   return finding;
 }
 
@@ -158,7 +162,7 @@ void add_cause(const GivenCause& given, Verdict& verdict) {
   }
   first.diagnosis =
       first.diagnosis.empty() ? cause.text : fmt::format("{}; {}", cause.text, first.diagnosis);
-  first.cause = cause;
+  if (first.cause.empty()) first.cause = cause;
   verdict.reason += "; likely cause: " + cause.text;
 }
 

@@ -123,6 +123,18 @@ TEST(GivenCauses, ExplainOnlyARunThatDivergesAndNothingBeforeTheirTensor) {
   EXPECT_EQ(before.notes.size(), 1U);
 }
 
+TEST(GivenCauses, LeaveTheIdOfTheJudgesOwnCause) {
+  GivenFindings given;
+  given.causes = {{.key = {0, RecordKind::kActivation, "norm", 0},
+                   .cause = make_cause(CauseId::kNoDataSampler)}};
+  Verdict verdict = diverging_at(RecordKind::kActivation, "norm");
+  verdict.findings.front().cause = make_cause(CauseId::kScale, {{"scale", 2}});
+
+  add_given_findings(given, verdict);
+
+  EXPECT_THAT(verdict.findings.front().cause, IsCause(CauseId::kScale, {{"scale", 2}}));
+}
+
 TEST(GivenFindings, AreReadFromAFile) {
   const TestFolder folder;
   const auto path = folder / "findings.json";

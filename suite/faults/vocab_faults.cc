@@ -47,7 +47,14 @@ Fault chunk_loss_partial_as_replicated() {
   fault.source = "torchtitan #3412";
   fault.smallest_case = [] { return vocab_case({.dp = 2, .tp = 3}); };
   fault.hooks.parts = run_head_in_chunks;
-  fault.injections = {skipped(Purpose::kVocabParallelBackward, Axis::kTp)};
+  // Without chunks a call is for all tokens of the micro-batch, and the fault does not fire.
+  fault.hooks.collective = [](const Case& item) {
+    return skip_segments([whole = item.batch_size * item.seq_length * item.config.hidden_size](
+                             const CallInfo& info, const Segment* segment) {
+      return info.purpose == Purpose::kVocabParallelBackward && segment != nullptr &&
+             segment->count < whole;
+    });
+  };
   fault.expected = expect(Stage::kActivationGrad, "model.norm", any_rank(6),
                           {CauseId::kRankLocalPartial, {{"axis", "tp"}}});
   return fault;
