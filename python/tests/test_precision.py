@@ -58,7 +58,8 @@ def judged(
     torchrun = str(Path(sys.executable).parent / "torchrun")
     words = ["judge", *options, "--", torchrun, "--nproc-per-node", "2", str(script)]
     code, said = server().call(words)
-    lines = re.findall(r"^(native|float64) +(conforms|diverges|vacuous|no verdict) +[\d.]+ s", said, re.M)
+    status = "conforms|diverges|vacuous|no verdict"
+    lines = re.findall(rf"^(native|float64) +({status}) +[\d.]+ s", said, re.M)
     return code, dict(lines), said
 
 
@@ -272,6 +273,58 @@ def test_8_ring_attention_conforms(tmp_path: Path) -> None:
     options = ["--precision", "both", "--mesh", "cp=2"]
     code, words, said = judged(tmp_path, *options, text=text)
     assert (code, words) == (0, BOTH), said
+
+
+_FLOATS = """
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 4)).to(torch.{dtype})
+model = nn.parallel.DistributedDataParallel(model)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+inputs = torch.randn(24, 8)
+inputs = ((inputs - inputs.mean(0)) / inputs.std(0) {more}).to(torch.{dtype})
+for part in inputs.split(8):
+    x = part[rank * 8 // world : (rank + 1) * 8 // world]
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_6_inputs_of_floating_point_are_the_native_ones(tmp_path: Path, dtype: str) -> None:
+    """They are recorded as bits, of which float64 has more."""
+    text = _FLOATS.format(dtype=dtype, more="")
+    code, words, said = judged(tmp_path, "--precision", "both", text=text)
+    assert (code, words) == (0, BOTH), said
+    changed = "+ 0.1 * (torch.finfo(torch.float32).eps < 1e-9)"
+    text = _FLOATS.format(dtype=dtype, more=changed)
+    code, words, said = judged(tmp_path, "--precision", "both", text=text)
+    assert (code, words["float64"]) == (0, "no verdict"), said
+
+
+@pytest.mark.parametrize("factor", ["1", "1.5"])
+def test_3_gradients_that_pass_through_numpy_on_ranks_alone_get_no_verdict(
+    tmp_path: Path, factor: str
+) -> None:
+    """numpy rounds them to float32; natively a wrong factor is found."""
+    summed = f"""if world > 1:
+        for p in model.parameters():
+            parts = [None] * world
+            dist.all_gather_object(parts, p.grad.numpy().astype("f4"))
+            p.grad.copy_(torch.from_numpy(sum(parts) / world * {factor}))
+    optimizer.step()"""
+    text = _FLOATS.format(dtype="float32", more="").replace("optimizer.step()", summed)
+    text = text.replace("nn.parallel.DistributedDataParallel(model)", "model")
+    code, words, said = judged(tmp_path, "--precision", "both", text=text)
+    native = "conforms" if factor == "1" else "diverges"
+    assert (code, words) == (int(factor != "1"), {"native": native, "float64": "no verdict"}), said
 
 
 _QUANTIZED = "torch.quantize_per_tensor({x}, 0.05, 0, torch.qint8).dequantize()"

@@ -14,7 +14,7 @@ from typing import Any
 
 from . import _program, _verdict
 from ._environment import chosen_precision
-from ._float64._notes import read_failed, read_notes
+from ._float64._notes import read_failed, read_notes, read_outside
 from ._mesh import mesh_of, parse_mesh
 from ._options import Layout, Rename, Transform
 from ._places import resolve
@@ -27,6 +27,7 @@ from ._precision import (
     forget,
     why_changed,
     why_not_run,
+    why_outside,
 )
 from ._steps import Batch, Build, Case, Loss, MakeOptimizer, Parallelize, Step
 from ._workers import Workers
@@ -265,6 +266,10 @@ def _in_float64(
     except RunError as error:
         failed = read_failed(folder / "reference.logs") or read_failed(folder / "run.logs")
         outcome.why = why_not_run(failed, str(error))
+        return None, outcome
+    outside = read_outside(folder / "reference.logs", folder / "run.logs")
+    if outside and report.exit_code == 1:
+        outcome.why = why_outside(outside)
         return None, outcome
     outcome = _outcome_of(report, FLOAT64)
     outcome.notes = [*read_notes(folder / "run.logs")[0], *check.notes(), BRANCHES]

@@ -21,7 +21,7 @@ import torch
 
 from . import _bundle, _program
 from ._bundle import Entry
-from ._float64._notes import read_failed, read_notes
+from ._float64._notes import read_failed, read_notes, read_outside
 from ._judge import Driver, JudgeOptions, set_aside
 from ._safetensors import DTYPES, OF_HEADER
 from ._seconds import Seconds
@@ -197,7 +197,11 @@ def _judge_in_float64(native: Driver, outcome: Outcome, *, is_alone: bool) -> No
             print(f"float64: {error}", file=sys.stderr)
         return
     outcome.notes = [*read_notes(folder / "run.logs")[0], *check.notes(), BRANCHES]
-    if outcome.code not in (_CONFORMS, _DIVERGES):
+    outside = read_outside(folder / "reference.logs", folder / "run.logs")
+    if outcome.code == _DIVERGES and outside:
+        outcome.why = why_outside(outside)
+        outcome.code, outcome.status = None, "no verdict"
+    elif outcome.code not in (_CONFORMS, _DIVERGES):
         outcome.why = f"{_program.NAME} ended with exit code {outcome.code}"
         outcome.code, outcome.status = None, "no verdict"
 
@@ -205,6 +209,11 @@ def _judge_in_float64(native: Driver, outcome: Outcome, *, is_alone: bool) -> No
 def why_changed(wrong: str) -> str:
     """Why there is no verdict after the self-check found a difference."""
     return f"float64 changed the program: {wrong} is not the native one's"
+
+
+def why_outside(places: list[str]) -> str:
+    """Why a difference says nothing where only the ranks compute outside of torch."""
+    return f"it differs, and numbers pass through numpy on the ranks alone, at {', '.join(places)}"
 
 
 def _why_failed(folder: Path, error: RunError) -> str:
@@ -216,7 +225,8 @@ def _why_failed(folder: Path, error: RunError) -> str:
 def why_not_run(failed: str, error: str) -> str:
     """Why there is no verdict after a process failed, in one line."""
     lines = [line.strip() for line in error.splitlines() if line.strip()] or ["no reason is known"]
-    return f"the script does not run in float64: {failed or lines[-1]}"
+    said = lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"
+    return f"the script does not run in float64: {failed or said}"
 
 
 @dataclass(frozen=True)
@@ -290,9 +300,10 @@ def _write_rounded(native: Path, float64: Path, directory: Path) -> None:
         entry = Entry(record, torch.empty(0))
         value = values.get(entry.tensor_name)
         if value is not None:
-            rounded = value.to(_TORCH[record["dtype"]]).contiguous()
-            native_value = own[entry.tensor_name]
-            rounded = _equal_within_roundings(rounded, native_value, _is_weight_or_data(record))
+            dtype = _TORCH[record["dtype"]]
+            rounded = _rounded_to(
+                dtype, value, own[entry.tensor_name], _is_weight_or_data(record)
+            )
             entries.append(Entry({**record, "local_shape": list(value.shape)}, rounded))
     _bundle.write_rank(directory, run, 0, 0, entries)
     for step in manifest["steps"][1:]:
@@ -306,6 +317,23 @@ def _write_rounded(native: Path, float64: Path, directory: Path) -> None:
 
 def _is_weight_or_data(record: dict[str, Any]) -> bool:
     return record["kind"] in ("data_id", "mask", "param") or record["name"].endswith(".master")
+
+
+def _rounded_to(
+    dtype: torch.dtype, value: torch.Tensor, native: torch.Tensor, is_weight_or_data: bool
+) -> torch.Tensor:
+    """A value in the native dtype. Inputs of floating point are recorded as the bits of theirs."""
+    kinds = {torch.int32: [torch.float32], torch.int16: [torch.bfloat16, torch.float16]}.get(dtype)
+    if value.dtype != torch.int64 or kinds is None or value.shape != native.shape:
+        return _equal_within_roundings(value.to(dtype).contiguous(), native, is_weight_or_data)
+    numbers = value.contiguous().view(torch.float64)
+    made = [
+        _equal_within_roundings(
+            numbers.to(kind), native.contiguous().view(kind), is_weight_or_data
+        ).view(dtype)
+        for kind in kinds
+    ]
+    return min(made, key=lambda bits: int((bits != native).sum()))
 
 
 def _equal_within_roundings(

@@ -11,6 +11,7 @@ import torch
 
 _notes: dict[str, None] = {}
 _coarse: set[str] = set()
+_outside: set[str] = set()
 _failed = ""
 #: By identity, since all names are equal here. The coarsest comes first.
 _NAMES = {"bf16": torch.bfloat16, "fp16": torch.float16}
@@ -21,6 +22,7 @@ def forget() -> None:
     global _failed
     _notes.clear()
     _coarse.clear()
+    _outside.clear()
     _failed = ""
 
 
@@ -32,6 +34,11 @@ def note(text: str) -> None:
 def see(dtype: torch.dtype) -> None:
     """Remembers a real dtype of 16 bits in which the native program rounds."""
     _coarse.update(name for name, known in _NAMES.items() if known is dtype)
+
+
+def see_outside(place: str) -> None:
+    """Remembers a line of the script that gives narrow numbers of numpy to torch."""
+    _outside.add(place)
 
 
 def see_failed(operation: str, error: BaseException) -> None:
@@ -49,6 +56,7 @@ def notes() -> list[str]:
 def write_notes(folder: Path, rank: int) -> None:
     """Leaves what is known of this process for the driver."""
     content = {"notes": notes(), "coarse": sorted(_coarse), "failed": _failed}
+    content["outside"] = sorted(_outside)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"rank{rank:05d}.notes").write_text(json.dumps(content))
 
@@ -66,6 +74,18 @@ def read_notes(folder: Path) -> tuple[list[str], str | None]:
 def read_failed(folder: Path) -> str:
     """The operation that failed last in the first process in which one did; empty if none did."""
     return next((c["failed"] for c in _contents(folder) if c["failed"]), "")
+
+
+def read_outside(reference: Path, run: Path) -> list[str]:
+    """Lines where the ranks of a run take narrow numbers of numpy, and the reference does not.
+
+    The names mean nothing to numpy: what passes through it is rounded, in the run alone.
+    """
+    of_run, of_reference = (
+        {place for content in _contents(folder) for place in content["outside"]}
+        for folder in (run, reference)
+    )
+    return sorted(of_run - of_reference)
 
 
 def _contents(folder: Path) -> list[dict[str, Any]]:

@@ -9,23 +9,28 @@ from __future__ import annotations
 
 import functools
 import re
+import sys
 import threading
 import types as python_types
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
+from ._imports import is_of_a_library, is_of_python
 from ._names import WIDE_OF, asked, asked_by_default, is_paused, name_of, real_names
-from ._notes import see, see_failed
+from ._notes import see, see_failed, see_outside
 from ._tags import asked_of, has_tags, tag
 
 _FACTORIES = frozenset(
     "empty zeros ones full empty_strided eye linspace logspace arange tensor as_tensor "
     "scalar_tensor".split()
 )
+#: They may be given an array of numpy.
+_OF_ARRAYS = frozenset("tensor as_tensor asarray".split())
 #: They make a tensor of the first argument's dtype.
 _ALIKE = frozenset(
     "empty_like zeros_like ones_like full_like clone new_empty new_zeros new_ones new_full "
@@ -135,9 +140,24 @@ def _widening(original: Callable[..., Any]) -> Callable[..., Any]:
         if isinstance(wanted, torch.dtype):  # the bytes are of this dtype
             kwargs["dtype"] = asked(wanted)
         with torch._C.DisableTorchFunction():  # x.dtype is the real one
-            return _widened(original(*args, **kwargs))
+            made = original(*args, **kwargs)
+            _see_outside(made)
+            return _widened(made)
 
     return call
+
+
+def _see_outside(value: Any) -> None:
+    """Remembers the script's line, if numbers that training computes come from numpy there."""
+    if _is_preparing or id(value.dtype) not in WIDE_OF:
+        return
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if not is_of_python(file) and not is_of_a_library(file):
+            see_outside(f"{file.rpartition('/')[2]}:{frame.f_lineno}")
+            return
+        frame = frame.f_back
 
 
 class _Widening(TorchFunctionMode):
@@ -172,7 +192,10 @@ class _Widening(TorchFunctionMode):
         if name in ("to", "type_as") and len(args) > 1 and isinstance(args[1], torch.Tensor):
             return _to(func, args, kwargs, asked_of(args[1]))
         try:
-            result = _widened(func(*args, **kwargs))
+            made = func(*args, **kwargs)
+            if name in _OF_ARRAYS and hasattr(args[0] if args else None, "__array__"):
+                _see_outside(made)
+            result = _widened(made)
         except Exception as error:
             if _OF_DTYPES.search(str(error)):
                 see_failed(name, error)
