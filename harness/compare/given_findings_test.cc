@@ -135,6 +135,10 @@ TEST(GivenCauses, LeaveTheIdOfTheJudgesOwnCause) {
   EXPECT_THAT(verdict.findings.front().cause, IsCause(CauseId::kScale, {{"scale", 2}}));
 }
 
+std::string in_words_of_others(std::string_view words) {
+  return make_cause(CauseId::kGivenCause, {NamedValue::words("problem", words)}).text;
+}
+
 TEST(GivenFindings, AreReadFromAFile) {
   const TestFolder folder;
   const auto path = folder / "findings.json";
@@ -149,7 +153,7 @@ TEST(GivenFindings, AreReadFromAFile) {
   EXPECT_EQ(given.findings[0].key, (RecordKey{1, RecordKind::kDataId, "ids", 0}));
   EXPECT_EQ(given.findings[0].stage, Stage::kDataIds);
   EXPECT_THAT(given.findings[0], FindingIs(FindingId::kGiven, {{"problem", "is whole"}}));
-  EXPECT_EQ(given.findings[0].diagnosis, "no sampler");
+  EXPECT_EQ(given.findings[0].diagnosis, in_words_of_others("no sampler"));
   EXPECT_THAT(given.findings[0].cause, IsCause(CauseId::kGivenCause));
   EXPECT_THAT(given.findings[0].ranks, testing::ElementsAre(0, 3));
   ASSERT_EQ(given.causes.size(), 1U);
