@@ -15,7 +15,9 @@ from select import select
 from typing import IO, Any
 
 PRECISIONS = ("native", "float64")
-_LINE = re.compile(r"^(native|float64) +(conforms|diverges|no verdict|exit \d+) +([\d.]+) s(.*)$")
+_LINE = re.compile(
+    r"^(native|float64) +(conforms|diverges|vacuous|no verdict|exit \d+) +([\d.]+) s(.*)$"
+)
 _LIMIT = 1800.0  # seconds of both verdicts
 _SERVER = """
 import json, os, sys
