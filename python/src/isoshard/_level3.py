@@ -14,19 +14,19 @@ from typing import Any
 
 from . import _program, _verdict
 from ._environment import chosen_precision
-from ._float64._notes import read_failed, read_notes, read_outside
+from ._float64._notes import read_notes
 from ._mesh import mesh_of, parse_mesh
 from ._options import Layout, Rename, Transform
 from ._places import resolve
 from ._precision import (
-    BRANCHES,
     FLOAT64,
     NATIVE,
     Outcome,
-    self_check,
     forget,
+    notes_of,
+    self_check,
     why_changed,
-    why_not_run,
+    why_failed,
     why_outside,
 )
 from ._steps import Batch, Build, Case, Loss, MakeOptimizer, Parallelize, Step
@@ -264,15 +264,13 @@ def _in_float64(
             return None, outcome
         report = _compare(case, folder, options, start)
     except RunError as error:
-        failed = read_failed(folder / "reference.logs") or read_failed(folder / "run.logs")
-        outcome.why = why_not_run(failed, str(error))
+        outcome.why = why_failed(folder, error)
         return None, outcome
-    outside = read_outside(folder / "reference.logs", folder / "run.logs")
-    if outside and report.exit_code == 1:
-        outcome.why = why_outside(outside)
+    if report.exit_code == 1 and (why := why_outside(folder)):
+        outcome.why = why
         return None, outcome
     outcome = _outcome_of(report, FLOAT64)
-    outcome.notes = [*read_notes(folder / "run.logs")[0], *check.notes(), BRANCHES]
+    outcome.notes = notes_of(folder, check)
     return report, outcome
 
 

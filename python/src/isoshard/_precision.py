@@ -192,14 +192,13 @@ def _judge_in_float64(native: Driver, outcome: Outcome, *, is_alone: bool) -> No
         driver.make_responses(reference)
         outcome.take(driver.judge_run(reference), _report_of(driver))
     except RunError as error:
-        outcome.why = _why_failed(folder, error)
+        outcome.why = why_failed(folder, error)
         if is_alone or given.verbose:
             print(f"float64: {error}", file=sys.stderr)
         return
-    outcome.notes = [*read_notes(folder / "run.logs")[0], *check.notes(), BRANCHES]
-    outside = read_outside(folder / "reference.logs", folder / "run.logs")
-    if outcome.code == _DIVERGES and outside:
-        outcome.why = why_outside(outside)
+    outcome.notes = notes_of(folder, check)
+    if outcome.code == _DIVERGES and (why := why_outside(folder)):
+        outcome.why = why
         outcome.code, outcome.status = None, "no verdict"
     elif outcome.code not in (_CONFORMS, _DIVERGES):
         outcome.why = f"{_program.NAME} ended with exit code {outcome.code}"
@@ -211,20 +210,24 @@ def why_changed(wrong: str) -> str:
     return f"float64 changed the program: {wrong} is not the native one's"
 
 
-def why_outside(places: list[str]) -> str:
-    """Why a difference says nothing where only the ranks compute outside of torch."""
+def why_outside(folder: Path) -> str:
+    """Why a difference says nothing, if only the ranks compute outside of torch; else empty."""
+    places = read_outside(folder / "reference.logs", folder / "run.logs")
+    if not places:
+        return ""
     return f"it differs, and numbers pass through numpy on the ranks alone, at {', '.join(places)}"
 
 
-def _why_failed(folder: Path, error: RunError) -> str:
-    """The operation that failed in the reference or the run, or else the end of a log."""
+def notes_of(folder: Path, check: SelfCheck) -> list[str]:
+    """What the mode changed in the run, and what its verdict does not cover."""
+    return [*read_notes(folder / "run.logs")[0], *check.notes(), BRANCHES]
+
+
+def why_failed(folder: Path, error: RunError) -> str:
+    """Why there is no verdict, in one line: the operation that failed, or else what was printed."""
     failed = read_failed(folder / "reference.logs") or read_failed(folder / "run.logs")
-    return why_not_run(failed, str(error))
-
-
-def why_not_run(failed: str, error: str) -> str:
-    """Why there is no verdict after a process failed, in one line."""
-    lines = [line.strip() for line in error.splitlines() if line.strip()] or ["no reason is known"]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    lines = lines or ["no reason is known"]
     said = lines[0] if len(lines) == 1 else f"{lines[0]} {lines[-1]}"
     return f"the script does not run in float64: {failed or said}"
 
