@@ -7,12 +7,16 @@
 
 #include <array>
 #include <cmath>
+#include <limits>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "core/base/error.h"
 #include "core/comm/thread/thread_world.h"
 #include "harness/judge/judge.h"
+#include "subjects/optim/optimizer.h"
+#include "subjects/train/trainer.h"
 #include "suite/faults/catalogue.h"
 #include "suite/reference/policy.h"
 #include "suite/reference/reference.h"
@@ -198,6 +202,60 @@ TEST(Injection, ChangesItsExtent) {
   EXPECT_TRUE(at::equal(bits, at::tensor({1.5, -0.25}, at::kDouble))) << bits;
 }
 
+// old + (new - old) is not new in floating point, so elements outside must not be computed again.
+TEST(Injection, OfAnUpdateLeavesElementsOutsideOfItsExtentAlone) {
+  const FaultProbe probe;
+  const RunOptions options = inject({},
+                                    {.point = FaultPoint::kUpdate,
+                                     .name = "weight",
+                                     .change = FaultChange::kZero,
+                                     .extent = FaultExtent::kElement},
+                                    two_ranks(), probe);
+  ThreadWorld world(1);
+  world.run([&](Communicator& comm) {
+    Mesh mesh({}, comm);
+    TrainerParts parts;
+    parts.optimizer = make_optimizer({.kind = OptimizerSettings::Kind::kSgd, .learning_rate = 0.1});
+    options.edits.parts(parts, mesh);
+    at::manual_seed(1);
+    const at::Tensor old = at::randn({999}), gradient = at::randn({999});
+    NamedTensors parameters{{"weight", old.clone()}}, right{{"weight", old.clone()}};
+    parts.optimizer->step(parameters, {{"weight", gradient}});
+    make_optimizer({.kind = OptimizerSettings::Kind::kSgd, .learning_rate = 0.1})
+        ->step(right, {{"weight", gradient}});
+    const at::Tensor is_wrong = parameters.at("weight").ne(right.at("weight"));
+    EXPECT_TRUE(is_wrong[0].item<bool>());
+    EXPECT_EQ(is_wrong.sum().item<int>(), 1);
+    EXPECT_EQ(probe.count(), 1);
+  });
+}
+
+TEST(Injection, OfNaNToNaNChangesNothing) {
+  const FaultProbe probe;
+  on_two_ranks({.point = FaultPoint::kCollective,
+                .called = {CollectiveOp::kAllReduce, Purpose::kGradReduce, Axis::kDp},
+                .magnitude = 1},
+               probe, [&](Communicator& comm) {
+                 Values values(6, std::numeric_limits<float>::quiet_NaN());
+                 comm.all_reduce(buffer_of(values), Reduction::kSum,
+                                 {Purpose::kGradReduce, Axis::kDp, kCarried})
+                     .wait();
+               });
+  EXPECT_EQ(probe.count(), 0);
+}
+
+TEST(Injection, WithAnOpLeavesOtherOpsAlone) {
+  for (const char* const name : {"", "*"}) {
+    const Sums sums =
+        sums_with({.point = FaultPoint::kCollective,
+                   .name = name,
+                   .called = {CollectiveOp::kReduceScatter, Purpose::kGradReduce, Axis::kDp},
+                   .magnitude = 1});
+    EXPECT_EQ(sums.by_rank[1], Values(6, 3)) << name;
+    EXPECT_FALSE(sums.fired) << name;
+  }
+}
+
 TEST(Injection, TakesItsFactorFromTheCase) {
   Case item = fault_case("llama", "nd", {.cp = 5, .tp = 3});
   item.micro_batches = 7;
@@ -229,11 +287,28 @@ TEST(Injection, OfAChangeThatItsPointDoesNotHaveIsRefused) {
                           .side = FaultSide::kGiven}),
                UsageError);
   EXPECT_THROW((void)put({.point = FaultPoint::kLoss, .change = FaultChange::kZero}), UsageError);
-  EXPECT_THROW((void)put({.point = FaultPoint::kSetting,
-                          .name = "bucket_byte",
-                          .change = FaultChange::kSet,
-                          .value = "1"}),
+  EXPECT_THROW((void)put(edited(skip(), [](Injection& i) { i.side = FaultSide::kGiven; })),
                UsageError);
+}
+
+TEST(Injection, OfASettingThatHasNoSuchValueIsRefused) {
+  const auto put = [](const char* setting, const char* value) {
+    return inject({},
+                  {.point = FaultPoint::kSetting,
+                   .name = setting,
+                   .change = FaultChange::kSet,
+                   .value = value},
+                  two_ranks(), FaultProbe());
+  };
+  EXPECT_NO_THROW((void)put("bucket_bytes", "1"));
+  EXPECT_THROW((void)put("bucket_byte", "1"), UsageError);
+  for (const auto& [setting, value] : {std::pair("bucket_bytes", "many"),
+                                       {"bucket_bytes", "12x"},
+                                       {"bucket_bytes", ""},
+                                       {"recompute_every", "99999999999"},
+                                       {"autocast", "fp12"},
+                                       {"reduction_order", "any"}})
+    EXPECT_THROW((void)put(setting, value), UsageError) << setting << " " << value;
 }
 
 // At each other point: what is selected is changed, and what is not there is idle.

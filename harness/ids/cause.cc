@@ -38,7 +38,7 @@ constexpr auto kCauses = [] {
        "{zeros} element{zeros:s} that should not be {zeros:is} 0, the others right (in "
        "row{rows:s} {first_rows}){on_ranks}"},
       {kCopiesDifferOverAxes, "copies_differ_over_axes", "copies differ over {axes:and}"},
-      {kValuesNotFinite, "values_not_finite", "{num_values} values not finite"},
+      {kValuesNotFinite, "values_not_finite", "{num_values} value{num_values:s} not finite"},
       // ---- accumulation ----
       {kLargestPart, "largest_part",
        "each element is the largest of what the {degree} {axis} ranks give, not their "
@@ -390,7 +390,8 @@ constexpr auto kCauses = [] {
        "gradients of some samples are missing (rows of {num_rows} of the {num_ids} ids in "
        "{record} are 0)"},
       {kInputSideOnly, "input_side_only",
-       "only the input side is present (rows of the ids in {record}; {num_rows} other rows are 0)"},
+       "only the input side is present (rows of the ids in {record}; {num_rows} other "
+       "row{num_rows:s} {num_rows:is} 0)"},
       {kMixedDtypes, "mixed_dtypes", "dtype differs between ranks: {dtypes}{guess}"},
       {kStateInOtherDtype, "state_in_coarser_dtype",
        "{state} is kept in {dtype}, declared {declared}"},

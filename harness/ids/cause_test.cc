@@ -57,6 +57,11 @@ TEST(Placeholders, ThatAreNotOptionalNeedAValue) {
   EXPECT_THROW((void)make_cause(CauseId::kMeanOfShards, {{"shards", 3}}), std::logic_error);
 }
 
+TEST(Placeholders, WithoutAnEndAreWords) {
+  EXPECT_EQ(filled("scale {x", {{"x", 1}}, "scale"), "scale {x");
+  EXPECT_EQ(filled("scale } {x}", {{"x", 1}}, "scale"), "scale } 1");
+}
+
 TEST(Placeholders, StayInTheTextsOfPrograms) {
   const auto is_kept = [] {
     keep_gaps();

@@ -43,6 +43,11 @@ void for_each_part(std::string_view text, const Words& words, const Place& place
       continue;
     }
     const std::size_t close = text.find('}');
+    if (close == 0 || close == text.npos) {  // no placeholder
+      words(text.substr(0, 1));
+      text.remove_prefix(1);
+      continue;
+    }
     std::string_view inside = text.substr(1, close - 1);
     const bool is_optional = inside.starts_with('?');
     if (is_optional) inside.remove_prefix(1);

@@ -6,6 +6,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <map>
 #include <memory>
@@ -77,7 +78,7 @@ class Resolved : public Injection {
   std::int64_t last_layer_;
   std::set<std::string> first_row_biases_;
 };
-using Shared = std::shared_ptr<const Resolved>;
+using SharedInjection = std::shared_ptr<const Resolved>;
 
 /// A run of the elements of a flat tensor.
 at::Tensor run_of(const at::Tensor& flat, FaultExtent extent, double position) {
@@ -102,14 +103,14 @@ at::Tensor run_of(const at::Tensor& flat, FaultExtent extent, double position) {
   return flat;
 }
 
-/// Of -1 to 1, without a pattern that the values have.
+/// Numbers from -1 to 1, without a pattern that the values have.
 at::Tensor noise_like(const at::Tensor& flat) {
   const at::Tensor index = at::arange(flat.numel(), flat.options()) + 1;
   const at::Tensor mixed = (index * 12.9898).sin() * 43758.5453;
   return (mixed - mixed.floor()) * 2 - 1;
 }
 
-/// With so many bits of mantissa after the leading one; 0: as bf16.
+/// Keeps `bits` bits of mantissa after the leading one; 0: rounds to bf16.
 at::Tensor rounded(const at::Tensor& x, double bits) {
   if (bits == 0) return x.to(at::kBFloat16).to(at::kDouble);
   const auto [mantissa, exponent] = at::frexp(x);
@@ -136,7 +137,17 @@ bool has(FaultPoint point, FaultChange change) {
 
 /// A dtype that a run does not have is not set.
 void set_dtype(std::optional<Dtype>& dtype, const std::string& value) {
-  if (dtype.has_value()) dtype = value == "none" ? std::nullopt : std::optional(parse_dtype(value));
+  const std::optional<Dtype> parsed =
+      value == "none" ? std::nullopt : std::optional(parse_dtype(value));
+  if (dtype.has_value()) dtype = parsed;
+}
+
+template <typename Int>
+void set_number(Int& number, const std::string& value) {
+  const char* end = value.data() + value.size();
+  if (const auto [stop, error] = std::from_chars(value.data(), end, number);
+      error != std::errc() || stop != end)
+    throw UsageError(fmt::format("the value of a setting must be a whole number, got '{}'", value));
 }
 
 using Setter = void (*)(TrainerParts& parts, const std::string& value);
@@ -145,10 +156,10 @@ Setter setter_of(const std::string& setting) {
   static const std::map<std::string, Setter> setters = {
       {"autocast", [](TrainerParts& p, const std::string& v) { set_dtype(p.autocast, v); }},
       {"bucket_bytes",
-       [](TrainerParts& p, const std::string& v) { p.bucket_bytes = std::stoll(v); }},
+       [](TrainerParts& p, const std::string& v) { set_number(p.bucket_bytes, v); }},
       {"master_dtype", [](TrainerParts& p, const std::string& v) { set_dtype(p.master_dtype, v); }},
       {"recompute_every",
-       [](TrainerParts& p, const std::string& v) { p.recompute_every = std::stoi(v); }}};
+       [](TrainerParts& p, const std::string& v) { set_number(p.recompute_every, v); }}};
   if (const auto found = setters.find(setting); found != setters.end()) return found->second;
   throw UsageError(fmt::format("a setting must be reduction_order or one of {}, got '{}'",
                                fmt::join(std::views::keys(setters), ", "), setting));
@@ -158,8 +169,16 @@ void require_possible(const Injection& injection) {
   if (!has(injection.point, injection.change))
     throw UsageError(fmt::format("a change at {} must be one that this point has, got {}",
                                  name_of(injection.point), name_of(injection.change)));
-  if (injection.point == FaultPoint::kSetting && injection.name != "reduction_order")
-    (void)setter_of(injection.name);
+  if (injection.point == FaultPoint::kSetting && injection.name == "reduction_order") {
+    (void)parse_reduction_order(injection.value);
+    if (injection.ranks.has_value())
+      throw UsageError("reduction_order must be set on all ranks, got one group of ranks");
+  } else if (injection.point == FaultPoint::kSetting) {
+    TrainerParts scratch;
+    setter_of(injection.name)(scratch, injection.value);
+  }
+  if (injection.change == FaultChange::kSkip && injection.side == FaultSide::kGiven)
+    throw UsageError("what is skipped must be a result, got what is given");
   if (injection.side == FaultSide::kGiven &&
       injection.called.op.value_or(CollectiveOp::kSendRecv) != CollectiveOp::kSendRecv)
     throw UsageError(fmt::format(
@@ -189,9 +208,9 @@ at::Tensor changed_part(const at::Tensor& part, double size, const Injection& in
   }
 }
 
-/// Zeros of another sign are other bits.
+/// Zeros of another sign are other bits. NaN equals NaN.
 bool has_same_bits(const at::Tensor& a, const at::Tensor& b) {
-  return at::equal(a, b) && at::equal(a.signbit(), b.signbit());
+  return at::allclose(a, b, 0, 0, /*equal_nan=*/true) && at::equal(a.signbit(), b.signbit());
 }
 
 /// Writes what the injection makes of a tensor over it. Returns whether a bit changed.
@@ -203,7 +222,7 @@ bool overwrite(at::Tensor tensor, const Injection& injection) {
   return true;
 }
 
-TapMutation tap_of(const Shared& injection) {
+TapMutation tap_of(const SharedInjection& injection) {
   const RecordKind kind = injection->point == FaultPoint::kForward ? RecordKind::kActivation
                                                                    : RecordKind::kActivationGrad;
   return [injection, kind](const Site& site, at::Tensor value) {
@@ -225,7 +244,7 @@ TapMutation tap_of(const Shared& injection) {
 /// Changes the whole result of each call of one op; of a grouped one also what is sent.
 class ChangedCall final : public CollectiveFault {
  public:
-  explicit ChangedCall(Shared injection) : injection_(std::move(injection)) {}
+  explicit ChangedCall(SharedInjection injection) : injection_(std::move(injection)) {}
 
   [[nodiscard]] bool applies(const InterceptedCall& call) const override {
     if (call.op != injection_->called.op || !injection_->is_on(call.mesh->world().rank()))
@@ -272,21 +291,22 @@ class ChangedCall final : public CollectiveFault {
     return {};
   }
 
-  Shared injection_;
+  SharedInjection injection_;
 };
 
-std::shared_ptr<const CollectiveFault> collective_of(const Shared& injection) {
+std::shared_ptr<const CollectiveFault> collective_of(const SharedInjection& injection) {
   const auto matches = [injection](const CallInfo& info, const Segment* segment) {
     return injection->is_about(info, segment);
   };
   const bool is_skip = injection->change == FaultChange::kSkip;
   if (is_skip && injection->extent == FaultExtent::kAll) return skip_segments(matches);
   const bool is_by_parts =
-      !injection->called.op.has_value() ||
+      is_skip || !injection->called.op.has_value() ||
       (!injection->name.empty() && injection->called.op != CollectiveOp::kSendRecv);
   if (!is_by_parts) return std::make_shared<ChangedCall>(injection);
   const auto is_here = [injection](const InterceptedCall& call) {
-    return injection->is_on(call.mesh->world().rank());
+    return call.op == injection->called.op.value_or(call.op) &&
+           injection->is_on(call.mesh->world().rank());
   };
   SegmentChange change{.matches = matches};
   if (injection->side == FaultSide::kGiven) {
@@ -310,7 +330,7 @@ std::shared_ptr<const CollectiveFault> collective_of(const Shared& injection) {
 }
 
 /// The step of the chosen parameters is another one: what it adds is changed.
-void change_update(TrainerParts& parts, const Shared& injection, const FaultProbe& probe) {
+void change_update(TrainerParts& parts, const SharedInjection& injection, const FaultProbe& probe) {
   parts.optimizer = optimizer_double(
       std::move(parts.optimizer), [injection, probe](Optimizer& inner, NamedTensors& parameters,
                                                      const NamedTensors& gradients) {
@@ -322,8 +342,10 @@ void change_update(TrainerParts& parts, const Shared& injection, const FaultProb
         for (const auto& [name, old] : before) {
           at::Tensor after = parameters.at(name).detach();
           if (old.numel() == 0) continue;
-          const at::Tensor wrong = old + changed(after - old, *injection);
-          if (at::equal(wrong, after)) continue;
+          const at::Tensor step = after - old, wrong_step = changed(step, *injection);
+          // an element whose step is right keeps its bits
+          const at::Tensor wrong = at::where(wrong_step == step, after, old + wrong_step);
+          if (has_same_bits(wrong, after)) continue;
           after.copy_(wrong);
           probe.fired();
         }
@@ -345,7 +367,7 @@ CrossEntropy sum_over_runs(const Strategy& inner, const LossInputs& in, std::int
   return sum;
 }
 
-void change_loss(TrainerParts& parts, const Shared& injection, const FaultProbe& probe) {
+void change_loss(TrainerParts& parts, const SharedInjection& injection, const FaultProbe& probe) {
   parts.strategy = strategy_double(
       parts.strategy, {.loss = [injection, probe](const Strategy& inner, const LossInputs& in) {
         const double m = injection->magnitude;
@@ -377,7 +399,7 @@ void change_setting(TrainerParts& parts, const Injection& injection, const Fault
   if (values() != before) probe.fired();
 }
 
-void change_parts(TrainerParts& parts, const Shared& injection, const FaultProbe& probe) {
+void change_parts(TrainerParts& parts, const SharedInjection& injection, const FaultProbe& probe) {
   switch (injection->point) {
     case FaultPoint::kUpdate:
       return change_update(parts, injection, probe);
