@@ -92,6 +92,19 @@ namespace isoshard::detail {
 [[nodiscard]] Cause cause_scale(const Evidence& e);
 /// Off by a constant, or by one row everywhere.
 [[nodiscard]] Cause cause_offset(const Evidence& e);
+/// A part that is multiplied, offset, moved or rounded while the rest is right; the same of what a
+/// step adds to a parameter or its master, there also to all of it. A single wrong element has a
+/// factor and an offset as alternatives. An activation or its gradient that is one multiple of the
+/// right one has the cause that cause_scale gives it, before causes that explain less of it.
+[[nodiscard]] Cause cause_changed_part(const Evidence& e);
+
+/// All wrong elements are in one part, and nothing simple was done to it. Says where, not why.
+[[nodiscard]] Cause cause_wrong_part(const Evidence& e);
+
+/// One number that is off on each wrong rank by the same factor: a factor and a difference are
+/// alternatives, which it does not tell apart.
+[[nodiscard]] Cause cause_wrong_number(const Evidence& e);
+
 /// Copies that differ in runs of elements alone, which are right on one of the ranks.
 [[nodiscard]] Cause cause_part_differs(const Evidence& e);
 /// That copies differ, and over what.

@@ -79,6 +79,7 @@ constexpr Pattern kPatterns[] = {
     {kAny, Needs::kBytes, cause_in_order_of_parts},
     {kTensor, Needs::kBytes, cause_other_ranks},
     {kActivation | kActivationGrad | kParam | kOptimizer, Needs::kBytes, cause_other_tensor},
+    {kTensor, Needs::kBytes, cause_changed_part},
     {kActivation, Needs::kBytes, cause_in_weights_read},
     {kActivation, Needs::kRecord, cause_in_causal_mask},
     {kActivationGrad, Needs::kBytes, cause_in_weights_of_backward},
@@ -106,6 +107,8 @@ constexpr Pattern kPatterns[] = {
     {kActivation, Needs::kBytes, cause_in_rotation},
     {kActivation, Needs::kRecord, cause_in_scores},
     {kActivation | kActivationGrad, Needs::kRecord, cause_in_handover},
+    {kScalar, Needs::kBytes, cause_wrong_number},
+    {kTensor, Needs::kBytes, cause_wrong_part},
     {kTensor, Needs::kBytes, cause_part_differs},
     {kAny, Needs::kRecord, cause_differing_copies},
 };

@@ -1,18 +1,23 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A part of a tensor that did not reach a rank: copies are equal but for runs of elements, and in
-/// each of them at least one rank has the right values.
+/// Parts of a tensor: what was done to one, found by the search; and a part that did not reach a
+/// rank: copies are equal but for runs of elements, and in each of them at least one rank has the
+/// right values.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "harness/causes/class_causes.h"
+#include "harness/causes/engine/search.h"
 #include "harness/ids/phrase.h"
+#include "harness/trace/masked_steps.h"
+#include "harness/trace/stage.h"
 
 namespace isoshard::detail {
 namespace {
@@ -162,6 +167,207 @@ Cause cause_part_differs(const Evidence& e) {
                        NamedValue::words("elements", fmt::format("{}", fmt::join(words, "; ")))});
   }
   return {};
+}
+
+namespace {
+
+constexpr double kMostNoise = 0.02;              ///< of an element that went through 16 bits
+constexpr std::int64_t kMostElements = 1 << 22;  ///< of all boxes that are searched
+constexpr std::int64_t kLeastRight = 8;          ///< elements beside a single wrong one
+
+/// The wrong boxes of a tensor, and what a step adds to, if it is one that is stepped.
+class Boxes {
+ public:
+  explicit Boxes(const Evidence& e) : views_(e.bad_views()) {
+    std::int64_t elements = 0;
+    for (const View* const view : views_) elements += view->actual.numel();
+    if (elements > kMostElements) views_.clear();
+    const RecordKey before = record_before(e.wanted.key);
+    const bool is_stepped = !stepped_parameter(e.wanted.key).empty();
+    const Values old =
+        is_stepped && e.reference.find(before) != nullptr ? e.reference_value(before) : Values();
+    for (const View* const view : views_) {
+      actual_.push_back(view->actual.contiguous());
+      expected_.push_back(view->expected.contiguous());
+      if (old.defined())
+        base_.push_back(old.cut(view->box.global_offset, view->box.size).contiguous());
+    }
+  }
+
+  [[nodiscard]] bool empty() const { return views_.empty(); }
+  [[nodiscard]] bool has_base() const { return !base_.empty(); }
+  [[nodiscard]] const View& view(std::size_t i) const { return *views_[i]; }
+  /// What a step adds is compared, or the values themselves.
+  [[nodiscard]] std::vector<ComparedBox> compared(bool with_base) const {
+    std::vector<ComparedBox> boxes;
+    for (std::size_t i = 0; i < views_.size(); ++i) {
+      boxes.push_back({views_[i]->box.size, actual_[i].flat(), expected_[i].flat()});
+      if (with_base) boxes.back().base = base_[i].flat();
+    }
+    return boxes;
+  }
+  [[nodiscard]] double base(std::size_t box, std::int64_t element) const {
+    return has_base() ? base_[box].flat()[static_cast<std::size_t>(element)] : 0;
+  }
+  [[nodiscard]] double actual(std::size_t box, std::int64_t element) const {
+    return actual_[box].flat()[static_cast<std::size_t>(element)];
+  }
+  [[nodiscard]] double expected(std::size_t box, std::int64_t element) const {
+    return expected_[box].flat()[static_cast<std::size_t>(element)];
+  }
+
+ private:
+  std::vector<const View*> views_;
+  std::vector<Values> actual_, expected_, base_;
+};
+
+double noise_of(const Evidence& e) {
+  return std::min(e.tolerance(), kMostNoise);
+}
+
+/// A factor and a difference that change one number into another.
+NamedValues alternatives(double expected, double actual) {
+  NamedValues values = {{"offset", actual - expected}};
+  if (expected == 0) return values;
+  values.emplace_back("scale", actual / expected);
+  values.push_back(NamedValue::words("or_factor", phrase(PhraseId::kOrFactor, values)));
+  return values;
+}
+
+/// The place of an element of a box in the whole tensor.
+Shape index_of(const Box& box, std::int64_t element) {
+  Shape index = box.global_offset;
+  for (std::size_t d = index.size(); d-- > 0;) {
+    index[d] += element % box.size[d];
+    element /= box.size[d];
+  }
+  return index;
+}
+
+/// Where the first wrong box is changed: slices of a dim as places of the whole tensor, or elements
+/// of the box in row-major order.
+NamedValues values_of(const Boxes& boxes, std::size_t box, const Extent& extent) {
+  const bool is_run = extent.dim < 0;
+  const std::int64_t offset =
+      is_run ? 0 : boxes.view(box).box.global_offset[static_cast<std::size_t>(extent.dim)];
+  const std::int64_t first = extent.first + offset, last = extent.last + offset;
+  NamedValues values = {{"first", first}, {"last", last}, {"count", last - first + 1}};
+  values.push_back(NamedValue::words(
+      "range", first == last ? fmt::format("{}", first) : fmt::format("{}..{}", first, last)));
+  if (!is_run) values.emplace_back("dim", extent.dim);
+  values.push_back(NamedValue::words(
+      "where", phrase(is_run ? PhraseId::kElementRun : PhraseId::kSlicesOfDim, values)));
+  return values;
+}
+
+NamedValues values_of(const Evidence& e, const Boxes& boxes, const Hypothesis& best, bool of_step) {
+  NamedValues values;
+  if (best.is_whole) {
+    values.push_back(NamedValue::words("where", phrase(PhraseId::kAllElements)));
+  } else {
+    values = values_of(boxes, best.boxes.front(), best.where.front());
+    values.push_back(NamedValue::words("others", phrase(PhraseId::kRestIsRight)));
+  }
+  if (of_step) {
+    values.emplace_back("base", "step");
+    values.push_back(NamedValue::words("of_step", phrase(PhraseId::kOfWhatTheStepAdds)));
+  }
+  values.push_back(e.on_bad_ranks());
+  return values;
+}
+
+Cause cause_of(const Evidence& e, const Boxes& boxes, const Hypothesis& best, bool of_step) {
+  NamedValues values = values_of(e, boxes, best, of_step);
+  switch (best.change) {
+    case Change::kZero:
+      return {};  // other causes count zeros and steps that are not made
+    case Change::kScale: {
+      values.emplace_back("scale", best.number);
+      constexpr double kNear = 1e-4;
+      if (const auto formula = e.formula_of(best.number, kNear)) {
+        values.emplace_back("formula", *formula);
+        values.push_back(
+            NamedValue::words("is_formula", phrase(PhraseId::kIsFormula, {{"formula", *formula}})));
+      }
+      return make_cause(CauseId::kPartScaled, std::move(values));
+    }
+    case Change::kOffset:
+      values.emplace_back("offset", best.number);
+      return make_cause(CauseId::kPartOffset, std::move(values));
+    case Change::kShift:
+      values.emplace_back("shift", static_cast<std::int64_t>(best.number));
+      return make_cause(CauseId::kPartMoved, std::move(values));
+    case Change::kRound:
+      values.emplace_back("dtype", best.number == 8 ? "bf16" : "fp16");
+      return make_cause(CauseId::kPartRounded, std::move(values));
+  }
+  return {};
+}
+
+/// A tensor of which one element of each wrong box is off.
+Cause cause_of_one(const Evidence& e, const Boxes& boxes) {
+  const auto part = wrong_part(boxes.compared(false), noise_of(e));
+  if (!part || part->most != 1) return {};
+  const std::size_t box = part->boxes.front();
+  const std::int64_t element = part->where.front().first;
+  const bool is_run = part->where.front().dim < 0;
+  if (!is_run || boxes.view(box).actual.numel() <= kLeastRight) return {};
+  const double base = boxes.base(box, element);
+  NamedValues values =
+      alternatives(boxes.expected(box, element) - base, boxes.actual(box, element) - base);
+  values.emplace_back("index", index_of(boxes.view(box).box, element));
+  if (boxes.has_base()) {
+    values.emplace_back("base", "step");
+    values.push_back(NamedValue::words("of_step", phrase(PhraseId::kOfWhatTheStepAdds)));
+  }
+  values.push_back(e.on_bad_ranks());
+  return make_cause(CauseId::kOneElementWrong, std::move(values));
+}
+
+}  // namespace
+
+Cause cause_changed_part(const Evidence& e) {
+  if (e.wanted.key.kind == RecordKind::kScalar) return {};
+  const Boxes boxes(e);
+  if (boxes.empty()) return {};
+  std::optional<Hypothesis> best = best_hypothesis(boxes.compared(false), {}, noise_of(e));
+  bool of_step = false;
+  if (boxes.has_base()) {
+    const auto of_added = best_hypothesis(boxes.compared(true), {}, noise_of(e));
+    of_step = of_added && (!best || of_added->saved > best->saved);
+    if (of_step) best = of_added;
+  }
+  if (!best) return cause_of_one(e, boxes);
+  if (!best->is_whole || of_step) return cause_of(e, boxes, *best, of_step);
+  const bool is_activation = e.wanted.key.kind == RecordKind::kActivation ||
+                             e.wanted.key.kind == RecordKind::kActivationGrad;
+  return is_activation && best->change == Change::kScale ? cause_scale(e) : Cause();
+}
+
+Cause cause_wrong_part(const Evidence& e) {
+  const Boxes boxes(e);
+  if (boxes.empty()) return {};
+  const auto part = wrong_part(boxes.compared(false), noise_of(e));
+  if (!part) return {};
+  NamedValues values = values_of(boxes, part->boxes.front(), part->where.front());
+  values.push_back(e.on_bad_ranks());
+  return make_cause(CauseId::kPartWrong, std::move(values));
+}
+
+Cause cause_wrong_number(const Evidence& e) {
+  std::optional<double> scale;
+  const View* first = nullptr;
+  for (const View* const view : e.bad_views()) {
+    if (view->actual.numel() != 1 || view->expected.item() == 0) return {};
+    const double own = view->actual.item() / view->expected.item();
+    if (scale && !is_near(own, *scale, noise_of(e))) return {};
+    if (!scale) first = view;
+    scale = scale.value_or(own);
+  }
+  if (first == nullptr) return {};
+  NamedValues values = alternatives(first->expected.item(), first->actual.item());
+  values.push_back(e.on_bad_ranks());
+  return make_cause(CauseId::kNumberWrong, std::move(values));
 }
 
 }  // namespace isoshard::detail

@@ -84,33 +84,6 @@ bool collects_foreign_rows(const Evidence& e, const View& view, std::int64_t id)
   return is_telling(foreign) && distance(extra, foreign) <= 1e-3 * norm_of(foreign);
 }
 
-/// Rows that no id of the batch, or none with a gradient, stands for.
-Cause rows_that_should_be_zero(const Evidence& e, const View& view, const Rows& rows,
-                               const IdCounts& ids) {
-  if (rows.wrong.empty() ||
-      std::ranges::any_of(rows.wrong, [&](std::int64_t id) { return rows.expected.contains(id); }))
-    return {};
-  const auto absent =
-      std::ranges::count_if(rows.wrong, [&](std::int64_t id) { return ids.of(id) == 0; });
-  if (rows.wrong.size() == 1 && collects_foreign_rows(e, view, *rows.wrong.begin()))
-    return make_cause(CauseId::kForeignIdsNotMasked,
-                      {{"row", *rows.wrong.begin()}, e.on_bad_ranks()});
-  if (rows.expected.empty()) return {};
-  const auto present = std::ssize(rows.wrong) - absent;
-  NamedValues values = {{"record", ids.name},
-                        {"num_rows", rows.wrong.size()},
-                        NamedValue::words("first_rows", some_of(rows.wrong)),
-                        e.on_bad_ranks()};
-  values.emplace_back("rows", rows.wrong);
-  if (absent == 0) return make_cause(CauseId::kRowsWithoutGradient, std::move(values));
-  if (present != 0) {
-    values.emplace_back("present", present);
-    values.push_back(
-        NamedValue::words("and_present", phrase(PhraseId::kAndPresent, {{"present", present}})));
-  }
-  return make_cause(CauseId::kRowsOfAbsentIds, std::move(values));
-}
-
 /// The gradients of an embedding's outputs by id, over all micro-batches; empty if not recorded.
 std::map<std::int64_t, std::vector<Values>> gradients_by_id(const Evidence& e,
                                                             const IdCounts& ids) {
@@ -129,6 +102,52 @@ std::map<std::int64_t, std::vector<Values>> gradients_by_id(const Evidence& e,
           dy.narrow(0, i, 1));
   }
   return by_id;
+}
+
+/// Whether rows that must be 0 have the gradients of their ids' outputs, which are not 0. Rows
+/// whose outputs have no gradient got theirs from a wrong tensor before.
+bool have_gradients_of_outputs(const Evidence& e, const View& view,
+                               const std::set<std::int64_t>& rows, const IdCounts& ids) {
+  const auto by_id = gradients_by_id(e, ids);
+  return !by_id.empty() && std::ranges::all_of(rows, [&](std::int64_t id) {
+    const auto found = by_id.find(id);
+    if (found == by_id.end()) return false;
+    const Values seen = row_of(view.actual, view, id);
+    Values sum = Values::zeros(seen.shape());
+    for (const Values& one : found->second)
+      sum = sum + one.narrow(1, view.box.global_offset[1], view.box.size[1]);
+    return distance(seen, sum) <= std::max(4 * e.tolerance(), 1e-4) * norm_of(sum);
+  });
+}
+
+/// Rows that no id of the batch, or none with a gradient, stands for.
+Cause rows_that_should_be_zero(const Evidence& e, const View& view, const Rows& rows,
+                               const IdCounts& ids) {
+  if (rows.wrong.empty() ||
+      std::ranges::any_of(rows.wrong, [&](std::int64_t id) { return rows.expected.contains(id); }))
+    return {};
+  const auto absent =
+      std::ranges::count_if(rows.wrong, [&](std::int64_t id) { return ids.of(id) == 0; });
+  if (rows.wrong.size() == 1 && collects_foreign_rows(e, view, *rows.wrong.begin()))
+    return make_cause(CauseId::kForeignIdsNotMasked,
+                      {{"row", *rows.wrong.begin()}, e.on_bad_ranks()});
+  if (rows.expected.empty()) return {};
+  const auto present = std::ssize(rows.wrong) - absent;
+  NamedValues values = {{"record", ids.name},
+                        {"num_rows", rows.wrong.size()},
+                        NamedValue::words("first_rows", some_of(rows.wrong)),
+                        e.on_bad_ranks()};
+  values.emplace_back("rows", rows.wrong);
+  if (absent == 0)
+    return have_gradients_of_outputs(e, view, rows.wrong, ids)
+               ? make_cause(CauseId::kRowsWithoutGradient, std::move(values))
+               : Cause();
+  if (present != 0) {
+    values.emplace_back("present", present);
+    values.push_back(
+        NamedValue::words("and_present", phrase(PhraseId::kAndPresent, {{"present", present}})));
+  }
+  return make_cause(CauseId::kRowsOfAbsentIds, std::move(values));
 }
 
 /// Rows of ids that occur once are right, and those of repeated ids have one occurrence's gradient,

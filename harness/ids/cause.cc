@@ -34,6 +34,17 @@ constexpr auto kCauses = [] {
        "every shard is the mean of the {shards} shards over {axis} (best fit {best_fit:.2g})"},
       {kConstantOffset, "constant_offset", "constant offset {offset:.4g} on rank {rank}"},
       {kSameRowAdded, "same_row_added", "off by the same row everywhere on rank {rank}"},
+      {kPartScaled, "part_scaled",
+       "{where}{?of_step}: scale {scale:.6g}{?is_formula}{on_ranks}{?others}"},
+      {kPartOffset, "part_offset", "{where}{?of_step}: offset {offset:.4g}{on_ranks}{?others}"},
+      {kPartMoved, "part_moved",
+       "{where}{?of_step}: moved by {shift} place{shift:s}{on_ranks}{?others}"},
+      {kPartRounded, "part_rounded", "{where}{?of_step}: rounded to {dtype}{on_ranks}{?others}"},
+      {kOneElementWrong, "one_element_wrong",
+       "element {index}{?of_step} alone is wrong: off by {offset:.4g}{?or_factor}{on_ranks}"},
+      {kPartWrong, "part_wrong", "{where} alone: all wrong elements are there{on_ranks}"},
+      {kNumberWrong, "number_wrong",
+       "off by {offset:.4g}{?or_factor}, which one number does not tell apart{on_ranks}"},
       {kZeros, "zeros",
        "{zeros} element{zeros:s} that should not be {zeros:is} 0, the others right (in "
        "row{rows:s} {first_rows}){on_ranks}"},
@@ -478,8 +489,8 @@ constexpr auto kCauses = [] {
       {kCallMadeAgain, "call_made_again", "call {call} is made again"},
       // ---- many tensors together ----
       {kPoolMultiplied, "pool_multiplied",
-       "{pool}: multiplied by {scale:.6g}, which no rounding does"},
-      {kPoolShifted, "pool_shifted", "{pool}: shifted, which no rounding does"},
+       "{pool}: multiplied by {scale:.6g} on average, which no rounding does"},
+      {kPoolShifted, "pool_shifted", "{pool}: shifted on average, which no rounding does"},
       // ---- tensors of checkpoints ----
       {kTensorsExchanged, "tensors_exchanged", "{first} and {second} are exchanged"},
       {kEqualsOtherTensor, "equals_other_tensor", "equals {tensor} of the reference"},

@@ -95,6 +95,13 @@ constexpr auto kPhrases = [] {
       {kParameterCount, "parameter_count", " ({count} parameters)"},
       // ---- of causes: part ----
       {kElementsOnRank, "elements_on_rank", "elements {elements} on {axis} rank {coordinate}"},
+      {kElementRun, "element_run", "element{count:s} {range}"},
+      {kSlicesOfDim, "slices_of_dim", "slice{count:s} {range} of dim {dim}"},
+      {kAllElements, "all_elements", "all elements"},
+      {kRestIsRight, "rest_is_right", "; the rest is right"},
+      {kOfWhatTheStepAdds, "of_what_the_step_adds", " of what the step adds"},
+      {kIsFormula, "is_formula", " = {formula}"},
+      {kOrFactor, "or_factor", " or by a factor of {scale:.6g}"},
       // ---- of causes: read ----
       {kRanks, "ranks", "rank{ranks:s} {ranks}"},
       // ---- of causes: resume ----

@@ -82,6 +82,13 @@ enum class PhraseId : std::uint8_t {
   kParameterCount,
   // of causes: part
   kElementsOnRank,
+  kElementRun,
+  kSlicesOfDim,
+  kAllElements,
+  kRestIsRight,
+  kOfWhatTheStepAdds,
+  kIsFormula,
+  kOrFactor,
   // of causes: read
   kRanks,
   // of causes: resume

@@ -54,7 +54,22 @@ struct RightCause {
 };
 
 constexpr RightCause kRightCauses[] = {
-    // Of a part or an element only zeros and moved values have names.
+    {kAnyPoint, FaultChange::kScale, kSome, CauseId::kPartScaled, Says::kFactor},
+    {kAnyPoint, FaultChange::kShift, kSome, CauseId::kPartOffset, Says::kLargerBy},
+    {kAnyPoint, FaultChange::kRoll, kSome, CauseId::kPartMoved, Says::kByOne},
+    {kAnyPoint, FaultChange::kRound, kSome, CauseId::kPartRounded, Says::kToBf16},
+    // One number has a factor and an offset, of which one is the bug.
+    {kAnyPoint, FaultChange::kScale, kOne, CauseId::kOneElementWrong, Says::kFactor},
+    {kAnyPoint, FaultChange::kShift, kOne, CauseId::kOneElementWrong, Says::kLargerBy},
+    {kAnyPoint, FaultChange::kZero, kOne, CauseId::kOneElementWrong, Says::kScaleZero},
+    {kCalls, FaultChange::kScale, kAny, CauseId::kNumberWrong, Says::kFactor, Purpose::kLossReduce},
+    {kCalls, FaultChange::kShift, kAny, CauseId::kNumberWrong, Says::kFactor, Purpose::kLossReduce},
+    {kCalls, FaultChange::kZero, kAny, CauseId::kNumberWrong, Says::kScaleZero,
+     Purpose::kLossReduce},
+    {kCalls, FaultChange::kScale, kAny, CauseId::kNumberWrong, Says::kRootOfFactor,
+     Purpose::kClipNorm},
+    {kCalls, FaultChange::kShift, kAny, CauseId::kNumberWrong, Says::kRootOfFactor,
+     Purpose::kClipNorm},
     {kAnyPoint, FaultChange::kScale, kWhole, CauseId::kScale, Says::kFactor},
     {kAnyPoint, FaultChange::kScale, kWhole, CauseId::kScaleNearOne, Says::kFactor},
     // The factor is right; that a number of the run fits it is chance, and no claim of its own.
@@ -128,6 +143,9 @@ constexpr std::array kTellThePlace = {
     CauseId::kLogitRowsNotZero,     CauseId::kRightAtEndOfStep,
     CauseId::kReceivedOther,        CauseId::kWrongBetweenStages,
     CauseId::kWrongWithForeignKeys, CauseId::kSameRowAdded,
+    CauseId::kOneElementWrong,      CauseId::kPartWrong,
+    CauseId::kNumberWrong,          CauseId::kPoolMultiplied,
+    CauseId::kPoolShifted,
 };
 
 bool says_word(const Cause& cause, std::string_view name, std::string_view word) {
@@ -228,6 +246,9 @@ bool tells_its_place(const Cause& cause, const Injection& c) {
       return is_for(Purpose::kPipeBackward, Purpose::kPipeBackward);
     case CauseId::kWrongWithForeignKeys:
       return is_for(Purpose::kRingKv, Purpose::kRingDkv);
+    case CauseId::kOneElementWrong:
+    case CauseId::kPartWrong:
+      return is_call || c.extent != FaultExtent::kAll;
     case CauseId::kSameRowAdded:
       return c.change == FaultChange::kShift && c.extent == FaultExtent::kAll;
     default:
