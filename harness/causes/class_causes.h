@@ -94,8 +94,8 @@ namespace isoshard::detail {
 [[nodiscard]] Cause cause_offset(const Evidence& e);
 /// A part that is multiplied, offset, moved or rounded while the rest is right; the same of what a
 /// step adds to a parameter or its master, there also to all of it. A single wrong element has a
-/// factor and an offset as alternatives. An activation or its gradient that is one multiple of the
-/// right one has the cause that cause_scale gives it, before causes that explain less of it.
+/// factor and an offset as alternatives. An activation or its gradient may also be changed
+/// everywhere: 0, one multiple of the right one, or off by a constant.
 [[nodiscard]] Cause cause_changed_part(const Evidence& e);
 
 /// All wrong elements are in one part, and nothing simple was done to it. Says where, not why.

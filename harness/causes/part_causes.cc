@@ -304,6 +304,21 @@ Cause cause_of(const Evidence& e, const Boxes& boxes, const Hypothesis& best, bo
   return {};
 }
 
+/// An activation, or its gradient, that is changed everywhere on the wrong ranks.
+Cause cause_of_whole(const Evidence& e, const Boxes& boxes, const Hypothesis& best) {
+  switch (best.change) {
+    case Change::kZero:
+      return e.scale_cause(0, {e.on_bad_ranks()});
+    case Change::kScale:
+      return cause_scale(e);
+    case Change::kOffset:
+      return make_cause(CauseId::kConstantOffset,
+                        {{"offset", best.number}, {"rank", boxes.view(best.boxes.front()).rank}});
+    default:
+      return {};
+  }
+}
+
 /// A tensor of which one element of each wrong box is off.
 Cause cause_of_one(const Evidence& e, const Boxes& boxes) {
   const auto part = wrong_part(boxes.compared(false), noise_of(e));
@@ -341,7 +356,7 @@ Cause cause_changed_part(const Evidence& e) {
   if (!best->is_whole || of_step) return cause_of(e, boxes, *best, of_step);
   const bool is_activation = e.wanted.key.kind == RecordKind::kActivation ||
                              e.wanted.key.kind == RecordKind::kActivationGrad;
-  return is_activation && best->change == Change::kScale ? cause_scale(e) : Cause();
+  return is_activation ? cause_of_whole(e, boxes, *best) : Cause();
 }
 
 Cause cause_wrong_part(const Evidence& e) {

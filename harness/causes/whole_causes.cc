@@ -149,7 +149,13 @@ Cause cause_rank_local(const Evidence& e) {
     const auto holders =
         NamedValue::words("holders", holders_in_words(e, axis.axis, copies.size()));
     Values sum = Values::zeros(bad->expected.shape());
-    for (const View* copy : copies) sum = sum + copy->actual;
+    bool is_one_right = false;
+    for (const View* copy : copies) {
+      sum = sum + copy->actual;
+      is_one_right = is_one_right || equal(copy->actual, bad->expected);
+    }
+    // a copy that is right is no share: the others lack everything
+    if (is_one_right) continue;
     if (e.explains(sum, bad->expected, error)) {
       return make_cause(CauseId::kRankLocalPartial,
                         {{"axis", name_of(axis.axis)}, holders, {"copies", copies.size()}});

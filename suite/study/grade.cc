@@ -77,6 +77,10 @@ constexpr RightCause kRightCauses[] = {
     {kAnyPoint, FaultChange::kScale, kWhole, CauseId::kFactorPerRank, Says::kFactors},
     {kAnyPoint, FaultChange::kScale, kWhole, CauseId::kFactorPerRankOfFormula, Says::kFactors},
     {kCalls, FaultChange::kScale, kWhole, CauseId::kPoolMultiplied, Says::kFactor},
+    // A call may carry several tensors, some of them wholly in the part.
+    {kCalls, FaultChange::kScale, kRow, CauseId::kScale, Says::kFactor},
+    {kCalls, FaultChange::kScale, kRow, CauseId::kScaleOfFormula, Says::kFactor},
+    {kCalls, FaultChange::kShift, kRow, CauseId::kConstantOffset, Says::kLargerBy},
     // What a call gives may be recorded first in a sum with the residual stream.
     {kCalls, FaultChange::kScale, kWhole, CauseId::kSummandFactors, Says::kFactors},
     // The call has squares, the record their root.
