@@ -101,10 +101,6 @@ namespace isoshard::detail {
 /// All wrong elements are in one part, and nothing simple was done to it. Says where, not why.
 [[nodiscard]] Cause cause_wrong_part(const Evidence& e);
 
-/// One number that is off on each wrong rank by the same factor: a factor and a difference are
-/// alternatives, which it does not tell apart.
-[[nodiscard]] Cause cause_wrong_number(const Evidence& e);
-
 /// Copies that differ in runs of elements alone, which are right on one of the ranks.
 [[nodiscard]] Cause cause_part_differs(const Evidence& e);
 /// That copies differ, and over what.

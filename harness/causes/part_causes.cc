@@ -175,12 +175,16 @@ constexpr double kMostNoise = 0.02;              ///< of an element that went th
 constexpr std::int64_t kMostElements = 1 << 22;  ///< of all boxes that are searched
 constexpr std::int64_t kLeastRight = 8;          ///< elements beside a single wrong one
 
-/// The wrong boxes of a tensor, and what a step adds to, if it is one that is stepped.
+/// The wrong boxes of a tensor, and what a step adds to, if it is one that is stepped. Equal copies
+/// count once: they have one error, not several that agree.
 class Boxes {
  public:
-  explicit Boxes(const Evidence& e) : views_(e.bad_views()) {
+  explicit Boxes(const Evidence& e) {
     std::int64_t elements = 0;
-    for (const View* const view : views_) elements += view->actual.numel();
+    for (const View* const view : e.bad_views()) {
+      if (!is_copy(*view)) views_.push_back(view);
+      elements += view->actual.numel();
+    }
     if (elements > kMostElements) views_.clear();
     const RecordKey before = record_before(e.wanted.key);
     const bool is_stepped = !stepped_parameter(e.wanted.key).empty();
@@ -217,6 +221,13 @@ class Boxes {
   }
 
  private:
+  [[nodiscard]] bool is_copy(const View& view) const {
+    return std::ranges::any_of(views_, [&](const View* known) {
+      return known->box.global_offset == view.box.global_offset &&
+             known->box.size == view.box.size && equal(known->actual, view.actual);
+    });
+  }
+
   std::vector<const View*> views_;
   std::vector<Values> actual_, expected_, base_;
 };
@@ -225,7 +236,7 @@ double noise_of(const Evidence& e) {
   return std::min(e.tolerance(), kMostNoise);
 }
 
-/// A factor and a difference that change one number into another.
+/// A factor and a difference that change one element into another.
 NamedValues alternatives(double expected, double actual) {
   NamedValues values = {{"offset", actual - expected}};
   if (expected == 0) return values;
@@ -280,8 +291,8 @@ Cause cause_of(const Evidence& e, const Boxes& boxes, const Hypothesis& best, bo
   NamedValues values = values_of(e, boxes, best, of_step);
   switch (best.change) {
     case Change::kZero:
-      return {};  // other causes count zeros and steps that are not made
     case Change::kScale: {
+      if (best.change == Change::kZero && !of_step) return {};  // cause_zeros counts them
       values.emplace_back("scale", best.number);
       constexpr double kNear = 1e-4;
       if (const auto formula = e.formula_of(best.number, kNear)) {
@@ -367,22 +378,6 @@ Cause cause_wrong_part(const Evidence& e) {
   NamedValues values = values_of(boxes, part->boxes.front(), part->where.front());
   values.push_back(e.on_bad_ranks());
   return make_cause(CauseId::kPartWrong, std::move(values));
-}
-
-Cause cause_wrong_number(const Evidence& e) {
-  std::optional<double> scale;
-  const View* first = nullptr;
-  for (const View* const view : e.bad_views()) {
-    if (view->actual.numel() != 1 || view->expected.item() == 0) return {};
-    const double own = view->actual.item() / view->expected.item();
-    if (scale && !is_near(own, *scale, noise_of(e))) return {};
-    if (!scale) first = view;
-    scale = scale.value_or(own);
-  }
-  if (first == nullptr) return {};
-  NamedValues values = alternatives(first->expected.item(), first->actual.item());
-  values.push_back(e.on_bad_ranks());
-  return make_cause(CauseId::kNumberWrong, std::move(values));
 }
 
 }  // namespace isoshard::detail

@@ -43,8 +43,6 @@ constexpr auto kCauses = [] {
       {kOneElementWrong, "one_element_wrong",
        "element {index}{?of_step} alone is wrong: off by {offset:.4g}{?or_factor}{on_ranks}"},
       {kPartWrong, "part_wrong", "{where} alone: all wrong elements are there{on_ranks}"},
-      {kNumberWrong, "number_wrong",
-       "off by {offset:.4g}{?or_factor}, which one number does not tell apart{on_ranks}"},
       {kZeros, "zeros",
        "{zeros} element{zeros:s} that should not be {zeros:is} 0, the others right (in "
        "row{rows:s} {first_rows}){on_ranks}"},

@@ -32,7 +32,6 @@ enum class CauseId : std::uint16_t {
   kPartRounded,
   kOneElementWrong,
   kPartWrong,
-  kNumberWrong,
   kZeros,
   kCopiesDifferOverAxes,
   kValuesNotFinite,

@@ -62,14 +62,6 @@ constexpr RightCause kRightCauses[] = {
     {kAnyPoint, FaultChange::kScale, kOne, CauseId::kOneElementWrong, Says::kFactor},
     {kAnyPoint, FaultChange::kShift, kOne, CauseId::kOneElementWrong, Says::kLargerBy},
     {kAnyPoint, FaultChange::kZero, kOne, CauseId::kOneElementWrong, Says::kScaleZero},
-    {kCalls, FaultChange::kScale, kAny, CauseId::kNumberWrong, Says::kFactor, Purpose::kLossReduce},
-    {kCalls, FaultChange::kShift, kAny, CauseId::kNumberWrong, Says::kFactor, Purpose::kLossReduce},
-    {kCalls, FaultChange::kZero, kAny, CauseId::kNumberWrong, Says::kScaleZero,
-     Purpose::kLossReduce},
-    {kCalls, FaultChange::kScale, kAny, CauseId::kNumberWrong, Says::kRootOfFactor,
-     Purpose::kClipNorm},
-    {kCalls, FaultChange::kShift, kAny, CauseId::kNumberWrong, Says::kRootOfFactor,
-     Purpose::kClipNorm},
     {kAnyPoint, FaultChange::kScale, kWhole, CauseId::kScale, Says::kFactor},
     {kAnyPoint, FaultChange::kScale, kWhole, CauseId::kScaleNearOne, Says::kFactor},
     // The factor is right; that a number of the run fits it is chance, and no claim of its own.
@@ -148,8 +140,7 @@ constexpr std::array kTellThePlace = {
     CauseId::kReceivedOther,        CauseId::kWrongBetweenStages,
     CauseId::kWrongWithForeignKeys, CauseId::kSameRowAdded,
     CauseId::kOneElementWrong,      CauseId::kPartWrong,
-    CauseId::kNumberWrong,          CauseId::kPoolMultiplied,
-    CauseId::kPoolShifted,
+    CauseId::kPoolMultiplied,       CauseId::kPoolShifted,
 };
 
 bool says_word(const Cause& cause, std::string_view name, std::string_view word) {
