@@ -9,6 +9,8 @@
 #include <random>
 #include <vector>
 
+#include "harness/causes/view/values.h"
+
 namespace isoshard::detail {
 namespace {
 
@@ -33,16 +35,20 @@ class Copies {
     }
   }
   [[nodiscard]] std::optional<Hypothesis> best(std::span<const double> base = {}) const {
-    std::vector<ComparedBox> targets;
-    for (std::size_t r = 0; r < seen_.size(); ++r)
-      targets.push_back({shape_, seen_[r], right_, base});
-    return best_hypothesis(targets, kNumbers, kRelative);
+    return best_hypothesis(boxes(base), kNumbers, kRelative);
   }
+  [[nodiscard]] std::optional<WrongPart> wrong() const { return wrong_part(boxes({}), kRelative); }
   [[nodiscard]] const std::vector<double>& right() const { return right_; }
   [[nodiscard]] std::vector<double>& of(int rank) { return seen_[static_cast<std::size_t>(rank)]; }
   [[nodiscard]] std::int64_t count() const { return std::ssize(right_); }
 
  private:
+  [[nodiscard]] std::vector<ComparedBox> boxes(std::span<const double> base) const {
+    std::vector<ComparedBox> boxes;
+    for (const std::vector<double>& seen : seen_) boxes.push_back({shape_, seen, right_, base});
+    return boxes;
+  }
+
   Shape shape_;
   std::vector<double> right_;
   std::vector<std::vector<double>> seen_;
@@ -134,6 +140,38 @@ TEST(CauseSearch, SeesAFactorOfWhatAStepAdds) {
   ASSERT_TRUE(best.has_value());
   EXPECT_EQ(best->change, Change::kScale);
   EXPECT_EQ(best->formula, "1/dp");
+}
+
+TEST(CauseSearch, NamesRowsThatAreRounded) {
+  Copies copies({6, 8}, 1);
+  copies.change(0, 16, 31, [](double x, std::int64_t) { return rounded_to(x, 8); });
+
+  const auto best = copies.best();
+
+  ASSERT_TRUE(best.has_value());
+  EXPECT_EQ(best->change, Change::kRound);
+  EXPECT_EQ(best->number, 8);
+}
+
+TEST(CauseSearch, SaysWhereElementsAreWrongWhateverWasDoneToThem) {
+  const auto noisy = [](double x, std::int64_t i) { return x + std::cos(static_cast<double>(i)); };
+  Copies run({6, 8}, 2), columns({6, 8}, 1), scattered({6, 8}, 1), most({6, 8}, 1);
+  run.change(1, 11, 20, noisy);
+  columns.change(0, 0, 47, [&](double x, std::int64_t i) { return i % 8 == 3 ? noisy(x, i) : x; });
+  scattered.change(0, 0, 0, noisy);
+  scattered.change(0, 23, 23, noisy);
+  most.change(0, 0, 30, noisy);
+
+  const auto part = run.wrong(), column = columns.wrong();
+  ASSERT_TRUE(part.has_value());
+  EXPECT_EQ(part->boxes, (std::vector<std::size_t>{1}));
+  EXPECT_EQ(part->where, (std::vector<Extent>{{-1, 11, 20}}));
+  EXPECT_EQ(part->most, 10);
+  ASSERT_TRUE(column.has_value());
+  EXPECT_EQ(column->where, (std::vector<Extent>{{1, 3, 3}}));
+  EXPECT_FALSE(scattered.wrong().has_value());
+  EXPECT_FALSE(most.wrong().has_value());
+  EXPECT_FALSE(Copies({6, 8}, 2).wrong().has_value());
 }
 
 // One number fits any element, and says nothing of it.
