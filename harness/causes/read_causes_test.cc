@@ -283,9 +283,9 @@ TEST(ReadCauses, PaddingOfTheParameterBeforeIsTold) {
   EXPECT_THAT(wrong(0, 4, row),
               IsCause(CauseId::kPredecessorPadding,
                       {{"elements", 4}, {"predecessor", "m.weight"}, {"parameter", "m.bias"}}));
-  EXPECT_THAT(wrong(1, 1, by_token), IsNoCause());
+  EXPECT_THAT(wrong(1, 1, by_token), IsCause(CauseId::kPartWrong));
   EXPECT_THAT(wrong(0, 4, by_token), IsNoCause()) << "a bias is the same for every token";
-  EXPECT_THAT(wrong(0, 2, by_token), IsNoCause());
+  EXPECT_THAT(wrong(0, 2, by_token), IsCause(CauseId::kPartWrong));
 }
 
 TEST(ReadCauses, PaddingInAWeightByFeatureIsTold) {
