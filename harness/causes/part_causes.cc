@@ -338,6 +338,7 @@ Cause cause_of_one(const Evidence& e, const Boxes& boxes) {
   const std::int64_t element = part->where.front().first;
   const bool is_run = part->where.front().dim < 0;
   if (!is_run || boxes.view(box).actual.numel() <= kLeastRight) return {};
+  if (boxes.actual(box, element) == 0) return {};  // cause_zeros counts it
   const double base = boxes.base(box, element);
   NamedValues values =
       alternatives(boxes.expected(box, element) - base, boxes.actual(box, element) - base);

@@ -216,7 +216,7 @@ TEST(ClassCauses, AReciprocalInPlaceOfADivisionIsTold) {
                 set_first(all_but_one, 0.3);
                 return all_but_one;
               }),
-              IsNoCause());
+              IsCause(CauseId::kOneElementWrong));
 }
 
 /// A bf16 parameter after a step and its master; `made` says what the run has of the master.
