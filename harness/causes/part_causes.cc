@@ -175,30 +175,52 @@ constexpr double kMostNoise = 0.02;              ///< of an element that went th
 constexpr std::int64_t kMostElements = 1 << 22;  ///< of all boxes that are searched
 constexpr std::int64_t kLeastRight = 8;          ///< elements beside a single wrong one
 
+double noise_of(const Evidence& e) {
+  return std::min(e.tolerance(), kMostNoise);
+}
+
+/// Half a step between two numbers of a dtype, as a share of the smaller one.
+double rounding_of(Dtype dtype) {
+  switch (dtype) {
+    case Dtype::kBFloat16:
+      return 0x1p-8;
+    case Dtype::kFloat16:
+      return 0x1p-11;
+    case Dtype::kFloat64:
+      return 0x1p-53;
+    default:
+      return 0x1p-24;
+  }
+}
+
 /// The wrong boxes of a tensor, and what a step adds to, if it is one that is stepped. Equal copies
 /// count once: they have one error, not several that agree.
 class Boxes {
  public:
-  explicit Boxes(const Evidence& e) {
+  explicit Boxes(const Evidence& e) : relative_(noise_of(e)) {
     std::int64_t elements = 0;
     for (const View* const view : e.bad_views()) {
       if (!is_copy(*view)) views_.push_back(view);
       elements += view->actual.numel();
     }
     if (elements > kMostElements) views_.clear();
-    const RecordKey before = record_before(e.wanted.key);
-    const bool is_stepped = !stepped_parameter(e.wanted.key).empty();
-    const Values old =
-        is_stepped && e.reference.find(before) != nullptr ? e.reference_value(before) : Values();
     for (const View* const view : views_) {
       actual_.push_back(view->actual.contiguous());
       expected_.push_back(view->expected.contiguous());
-      if (old.defined())
+    }
+    const bool is_stepped = !stepped_parameter(e.wanted.key).empty();
+    const RecordKey before = record_before(e.wanted.key);
+    if (is_stepped && e.reference.find(before) != nullptr) {
+      const Values old = e.reference_value(before);
+      for (const View* const view : views_)
         base_.push_back(old.cut(view->box.global_offset, view->box.size).contiguous());
     }
+    compare_with_right_copies(e, before);
   }
 
   [[nodiscard]] bool empty() const { return views_.empty(); }
+  /// What roundings may do to an element, as a share of it.
+  [[nodiscard]] double relative() const { return relative_; }
   [[nodiscard]] bool has_base() const { return !base_.empty(); }
   [[nodiscard]] const View& view(std::size_t i) const { return *views_[i]; }
   /// What a step adds is compared, or the values themselves.
@@ -228,13 +250,36 @@ class Boxes {
     });
   }
 
+  /// A copy that is right differs by no rounding, so it shows more than the reference.
+  void compare_with_right_copies(const Evidence& e, const RecordKey& before) {
+    std::vector<Values> expected, base;
+    double relative = 0;
+    for (const View* const view : views_) {
+      const auto right = std::ranges::find_if(e.views, [&](const View& other) {
+        return other.box.global_offset == view->box.global_offset &&
+               other.box.size == view->box.size &&
+               std::ranges::find(e.bad_ranks(), other.rank) == e.bad_ranks().end();
+      });
+      const Held* const held = right == e.views.end() ? nullptr : e.held_by(right->rank);
+      if (held == nullptr) return;
+      expected.push_back(right->actual.contiguous());
+      relative = std::max(relative, rounding_of(held->record->dtype));
+      if (base_.empty()) continue;
+      const Record* const old = held->rank->find(before);
+      const auto box = old == nullptr ? std::nullopt : e.own_box(*held->rank, *old);
+      if (!box || box->first.size != view->box.size) return;
+      base.push_back(box->second.contiguous());
+    }
+    if (expected.empty()) return;
+    expected_ = std::move(expected);
+    base_ = std::move(base);
+    relative_ = relative;
+  }
+
   std::vector<const View*> views_;
   std::vector<Values> actual_, expected_, base_;
+  double relative_;
 };
-
-double noise_of(const Evidence& e) {
-  return std::min(e.tolerance(), kMostNoise);
-}
 
 /// A factor and a difference that change one element into another.
 NamedValues alternatives(double expected, double actual) {
@@ -332,7 +377,7 @@ Cause cause_of_whole(const Evidence& e, const Boxes& boxes, const Hypothesis& be
 
 /// A tensor of which one element of each wrong box is off.
 Cause cause_of_one(const Evidence& e, const Boxes& boxes) {
-  const auto part = wrong_part(boxes.compared(false), noise_of(e));
+  const auto part = wrong_part(boxes.compared(false), boxes.relative());
   if (!part || part->most != 1) return {};
   const std::size_t box = part->boxes.front();
   const std::int64_t element = part->where.front().first;
@@ -357,10 +402,10 @@ Cause cause_changed_part(const Evidence& e) {
   if (e.wanted.key.kind == RecordKind::kScalar) return {};
   const Boxes boxes(e);
   if (boxes.empty()) return {};
-  std::optional<Hypothesis> best = best_hypothesis(boxes.compared(false), {}, noise_of(e));
+  std::optional<Hypothesis> best = best_hypothesis(boxes.compared(false), {}, boxes.relative());
   bool of_step = false;
   if (boxes.has_base()) {
-    const auto of_added = best_hypothesis(boxes.compared(true), {}, noise_of(e));
+    const auto of_added = best_hypothesis(boxes.compared(true), {}, boxes.relative());
     of_step = of_added && (!best || of_added->saved > best->saved);
     if (of_step) best = of_added;
   }
@@ -374,7 +419,7 @@ Cause cause_changed_part(const Evidence& e) {
 Cause cause_wrong_part(const Evidence& e) {
   const Boxes boxes(e);
   if (boxes.empty()) return {};
-  const auto part = wrong_part(boxes.compared(false), noise_of(e));
+  const auto part = wrong_part(boxes.compared(false), boxes.relative());
   if (!part) return {};
   NamedValues values = values_of(boxes, part->boxes.front(), part->where.front());
   values.push_back(e.on_bad_ranks());

@@ -152,7 +152,8 @@ Cause cause_rank_local(const Evidence& e) {
     bool is_one_right = false;
     for (const View* copy : copies) {
       sum = sum + copy->actual;
-      is_one_right = is_one_right || equal(copy->actual, bad->expected);
+      is_one_right = is_one_right || distance(copy->actual, bad->expected) <=
+                                         e.tolerance() * norm_of(bad->expected);
     }
     // a copy that is right is no share: the others lack everything
     if (is_one_right) continue;

@@ -286,13 +286,13 @@ class TensorJudge {
       for (const Copy& copy : copies) ++votes[copy.part->digest];
       if (votes.size() == 1 || only_zeros_differ(copies)) continue;
       most_copies = std::max(most_copies, votes.size());
-      // The value that most copies have is taken as right; without a majority, the first rank's.
-      std::uint64_t usual = copies.front().part->digest;
+      // The value that most copies have is taken as right; of several, the nearest to the
+      // reference.
+      const Copy& usual = *std::ranges::max_element(copies, {}, [&](const Copy& copy) {
+        return std::pair(votes[copy.part->digest], -copy.part->stats.sum_sq_diff);
+      });
       for (const Copy& copy : copies) {
-        if (votes[copy.part->digest] > votes[usual]) usual = copy.part->digest;
-      }
-      for (const Copy& copy : copies) {
-        if (copy.part->digest != usual) odd.insert(copy.held.rank->rank);
+        if (copy.part->digest != usual.part->digest) odd.insert(copy.held.rank->rank);
         for (const Copy& other : copies) collect_axis(copy, other, axes);
       }
     }

@@ -54,8 +54,8 @@ struct RightCause {
 };
 
 constexpr RightCause kRightCauses[] = {
-    {kAnyPoint, FaultChange::kScale, kSome, CauseId::kPartScaled, Says::kFactor},
-    {kAnyPoint, FaultChange::kShift, kSome, CauseId::kPartOffset, Says::kLargerBy},
+    {kAnyPoint, FaultChange::kScale, kAny, CauseId::kPartScaled, Says::kFactor},
+    {kAnyPoint, FaultChange::kShift, kAny, CauseId::kPartOffset, Says::kLargerBy},
     {kAnyPoint, FaultChange::kRoll, kSome, CauseId::kPartMoved, Says::kByOne},
     {kAnyPoint, FaultChange::kRound, kSome, CauseId::kPartRounded, Says::kToBf16},
     // One number has a factor and an offset, of which one is the bug.
