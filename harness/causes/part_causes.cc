@@ -267,8 +267,8 @@ class Boxes {
       if (base_.empty()) continue;
       const Record* const old = held->rank->find(before);
       const auto box = old == nullptr ? std::nullopt : e.own_box(*held->rank, *old);
-      if (!box || box->first.size != view->box.size) return;
-      base.push_back(box->second.contiguous());
+      const bool is_known = box && box->first.size == view->box.size;
+      base.push_back(is_known ? box->second.contiguous() : base_[base.size()]);
     }
     if (expected.empty()) return;
     expected_ = std::move(expected);
