@@ -80,6 +80,15 @@ std::optional<double> explained_factor(const Evidence& e, const Stats& s) {
   return factor;
 }
 
+/// Whether so few numbers agree on a factor that noise may, too: each but the first, which the
+/// factor is fitted to, tells as many bits as its error has above the tolerance.
+bool fits_by_chance(const Evidence& e, const Stats& s, double factor) {
+  constexpr double kLeastBits = 10;
+  const double noise = std::max(e.result.comparison.allowed_relative_error, 0x1p-23);
+  const double bits = std::log2(std::max(std::fabs(factor - 1) / noise, 1.0));
+  return static_cast<double>(s.numel - 1) * bits < kLeastBits;
+}
+
 /// Where the factor of a gradient of queries or keys is a root of a degree or of the head size, by
 /// which scores may be scaled: a hint, and that number.
 NamedValues factor_of_scores(const Evidence& e, double factor) {
@@ -205,6 +214,7 @@ Cause cause_scale(const Evidence& e) {
     // where no number of the run explains the factor, others may
     const bool is_bare = cause.id == CauseId::kScale || cause.id == CauseId::kScaleNearOne;
     if (!is_bare) return cause;
+    if (fits_by_chance(e, s, *factor)) return {};
     for (const auto hint_of : {factor_of_dropout, factor_of_scores}) {
       const NamedValues hint = hint_of(e, *factor);
       if (hint.empty()) continue;
