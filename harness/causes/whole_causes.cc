@@ -80,6 +80,11 @@ std::optional<double> explained_factor(const Evidence& e, const Stats& s) {
   return factor;
 }
 
+/// Whether a factor is fitted, and none of the run's numbers.
+bool is_bare(const Cause& cause) {
+  return cause.id == CauseId::kScale || cause.id == CauseId::kScaleNearOne;
+}
+
 /// Whether so few numbers agree on a factor that noise may, too: each but the first, which the
 /// factor is fitted to, tells as many bits as its error has above the tolerance.
 bool fits_by_chance(const Evidence& e, const Stats& s, double factor) {
@@ -212,22 +217,22 @@ Cause cause_scale(const Evidence& e) {
           NamedValue::words("on_ranks", phrase(PhraseId::kOnTheRanks, {{"ranks", ranks}})));
     Cause cause = e.scale_cause(*factor, more);
     // where no number of the run explains the factor, others may
-    const bool is_bare = cause.id == CauseId::kScale || cause.id == CauseId::kScaleNearOne;
-    if (!is_bare) return cause;
-    if (fits_by_chance(e, s, *factor)) return {};
+    if (!is_bare(cause)) return cause;
     for (const auto hint_of : {factor_of_dropout, factor_of_scores}) {
       const NamedValues hint = hint_of(e, *factor);
       if (hint.empty()) continue;
       more.insert(more.end(), hint.begin(), hint.end());
       return e.scale_cause(*factor, std::move(more));
     }
-    return cause;
+    return fits_by_chance(e, s, *factor) ? Cause() : cause;
   }
   const Held* h = e.held_by(ranks.front());
   if (h == nullptr || e.actual.mesh.world_size() == 1 || h->record->parts.empty()) return {};
-  if (const auto factor = explained_factor(e, stats_of(*h->record))) {
+  const Stats own = stats_of(*h->record);
+  if (const auto factor = explained_factor(e, own)) {
     const std::string on_rank = phrase(PhraseId::kOnTheRanks, {{"ranks", h->rank->rank}});
-    return e.scale_cause(*factor, {NamedValue::words("on_ranks", on_rank)});
+    Cause cause = e.scale_cause(*factor, {NamedValue::words("on_ranks", on_rank)});
+    return is_bare(cause) && fits_by_chance(e, own, *factor) ? Cause() : cause;
   }
   return {};
 }
