@@ -209,7 +209,7 @@ class Boxes {
       expected_.push_back(view->expected.contiguous());
     }
     const bool is_stepped = !stepped_parameter(e.wanted.key).empty();
-    const RecordKey before = record_before(e.wanted.key);
+    const RecordKey before = before_step(e.wanted.key);
     if (is_stepped && e.reference.find(before) != nullptr) {
       const Values old = e.reference_value(before);
       for (const View* const view : views_)
@@ -413,7 +413,8 @@ Cause cause_changed_part(const Evidence& e) {
   if (!best->is_whole || of_step) return cause_of(e, boxes, *best, of_step);
   const bool is_activation = e.wanted.key.kind == RecordKind::kActivation ||
                              e.wanted.key.kind == RecordKind::kActivationGrad;
-  return is_activation ? cause_of_whole(e, boxes, *best) : Cause();
+  const bool is_offset_step = boxes.has_base() && best->change == Change::kOffset;
+  return is_activation || is_offset_step ? cause_of_whole(e, boxes, *best) : Cause();
 }
 
 Cause cause_wrong_part(const Evidence& e) {
