@@ -15,6 +15,7 @@ namespace {
 constexpr std::int64_t kMostPlaces = 8;  ///< of a shift
 constexpr double kWrong = 4;             ///< in units of what roundings may do
 constexpr double kLeft = 0.25;           ///< share of an element's error that may be left
+constexpr double kLeastSeen = 0.25;      ///< share of an extent's elements that are off
 constexpr std::array kChanges = {Change::kZero, Change::kScale, Change::kOffset, Change::kShift,
                                  Change::kRound};
 constexpr std::array kMantissas = {8, 11};  ///< bf16, fp16: the leading bit counts
@@ -260,6 +261,18 @@ WrongBoxes wrong_boxes(std::span<const ComparedBox> boxes, double relative) {
   return found;
 }
 
+/// Whether at least kLeastSeen of the elements of each extent are off: a change that can be seen on
+/// a few elements alone is as likely one of another kind.
+bool is_dense(std::span<const Wrong> wrong, const Extents& extents) {
+  for (std::size_t k = 0; k < wrong.size(); ++k) {
+    std::int64_t inside = 0;
+    for_each(wrong[k], extents.of[k], [&](std::int64_t) { ++inside; });
+    if (static_cast<double>(wrong[k].elements.size()) < kLeastSeen * static_cast<double>(inside))
+      return false;
+  }
+  return true;
+}
+
 }  // namespace
 
 std::optional<Hypothesis> best_hypothesis(std::span<const ComparedBox> boxes,
@@ -271,6 +284,7 @@ std::optional<Hypothesis> best_hypothesis(std::span<const ComparedBox> boxes,
   for (const Wrong& w : wrong) bits_alone += w.bits;
   std::optional<Hypothesis> best;
   for (const Extents& extents : extents_of(wrong)) {
+    if (!is_dense(wrong, extents)) continue;
     for (const Change change : kChanges) {
       for (const Number& number : numbers_of(wrong, extents, change, numbers)) {
         const double said = log2_of(std::ssize(kChanges)) + extents.bits + number.bits;

@@ -58,7 +58,7 @@ struct Hypothesis {
 };
 
 /// The best hypothesis; none if no element is off, or if none explains all elements and saves
-/// kLeastSaved bits.
+/// kLeastSaved bits, or if fewer than a quarter of the elements of its extent are off.
 ///
 /// `relative`   what roundings may do to an element, as a share of its size or of the root mean
 ///              square of its box, whichever is larger; above 0.
