@@ -298,6 +298,27 @@ TEST(ClassCauses, OneFactorForEachRankIsListed) {
       << "one factor, which two ranks share";
 }
 
+// Each rank clips the same gradient by a norm of its own. That their mean gives the reference, too,
+// is no sign of summands: it holds for any multiples of one tensor.
+TEST(ClassCauses, CopiesThatAreMultiplesOfEachOtherAreNoSummands) {
+  const auto factors_of_copies = [](std::vector<double> of_tp, const at::Tensor& value) {
+    return cause_of_one(RecordKind::kGrad, value, [of_tp](at::Tensor v, int, int tp) {
+      return v * of_tp[static_cast<std::size_t>(tp)];
+    });
+  };
+  const at::Tensor value = values({6, 8}, 1);
+
+  EXPECT_THAT(
+      factors_of_copies({0.9, 0.75, 0.6}, value),
+      IsCause(CauseId::kFactorPerRank, {{"axis", "tp"}, {"factors", std::vector{0.9, 0.75, 0.6}}}));
+  EXPECT_THAT(factors_of_copies({0.5, 0.3, 0.2}, value), IsCause(CauseId::kFactorPerRank));
+  EXPECT_THAT(factors_of_copies({1 + 1e-8, 1.7, 1.7}, value),
+              IsCause(CauseId::kScale, {{"scale", 1.7}, {"ranks", std::vector{1, 2, 4, 5}}}));
+  EXPECT_THAT(factors_of_copies({0.5, 0.3, 0.2}, at::tensor({0.25, -0.25})),
+              IsCause(CauseId::kRankLocalPartial, {{"axis", "tp"}}))
+      << "summands of two classes' scores are always multiples of (1, -1)";
+}
+
 /// An activation's gradient of two dp ranks whose samples have 3 and 1 targets.
 Cause dp_factors_are(double first, double second) {
   const at::Tensor value = values({2, 4, 6}, 1),
