@@ -80,6 +80,9 @@ namespace isoshard::detail {
 [[nodiscard]] Cause cause_norm_squares(const Evidence& e);
 /// Sample ids: of an earlier step, shifted, seen twice or never.
 [[nodiscard]] Cause cause_sample_ids(const Evidence& e);
+/// Inputs of samples that the reference's batch has not, or that are floating-point numbers and
+/// stand in another order, or more than once.
+[[nodiscard]] Cause cause_in_samples(const Evidence& e);
 /// A flag, such as found_inf: which ranks have another one.
 [[nodiscard]] Cause cause_flag(const Evidence& e);
 

@@ -5,8 +5,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <cmath>
 #include <functional>
+#include <map>
 #include <string>
 #include <utility>
 #include <vector>
@@ -298,6 +300,27 @@ TEST(ClassCauses, OneFactorForEachRankIsListed) {
       << "one factor, which two ranks share";
 }
 
+// Each rank clips the same gradient by a norm of its own. That their mean gives the reference, too,
+// is no sign of summands: it holds for any multiples of one tensor.
+TEST(ClassCauses, CopiesThatAreMultiplesOfEachOtherAreNoSummands) {
+  const auto factors_of_copies = [](std::vector<double> of_tp, const at::Tensor& value) {
+    return cause_of_one(RecordKind::kGrad, value, [of_tp](at::Tensor v, int, int tp) {
+      return v * of_tp[static_cast<std::size_t>(tp)];
+    });
+  };
+  const at::Tensor value = values({6, 8}, 1);
+
+  EXPECT_THAT(
+      factors_of_copies({0.9, 0.75, 0.6}, value),
+      IsCause(CauseId::kFactorPerRank, {{"axis", "tp"}, {"factors", std::vector{0.9, 0.75, 0.6}}}));
+  EXPECT_THAT(factors_of_copies({0.5, 0.3, 0.2}, value), IsCause(CauseId::kFactorPerRank));
+  EXPECT_THAT(factors_of_copies({1 + 1e-8, 1.7, 1.7}, value),
+              IsCause(CauseId::kScale, {{"scale", 1.7}, {"ranks", std::vector{1, 2, 4, 5}}}));
+  EXPECT_THAT(factors_of_copies({0.5, 0.3, 0.2}, at::tensor({0.25, -0.25})),
+              IsCause(CauseId::kRankLocalPartial, {{"axis", "tp"}}))
+      << "summands of two classes' scores are always multiples of (1, -1)";
+}
+
 /// An activation's gradient of two dp ranks whose samples have 3 and 1 targets.
 Cause dp_factors_are(double first, double second) {
   const at::Tensor value = values({2, 4, 6}, 1),
@@ -448,6 +471,30 @@ TEST(ClassCauses, DegenerateTensorsHaveNoCause) {
                 IsNoCause())
         << "a factor that holds for all but one";
   }
+}
+
+// Noise of any size, on any ranks, on all kinds of tensors: whatever is said of it is wrong, but
+// for the place where copies differ.
+TEST(ClassCauses, NoiseHasNoCause) {
+  constexpr int kTrials = 500;
+  constexpr std::array kKinds = {RecordKind::kActivation, RecordKind::kActivationGrad,
+                                 RecordKind::kGrad, RecordKind::kParam, RecordKind::kOptimizer};
+  std::map<std::string, int> said;
+  for (int trial = 0; trial < kTrials; ++trial) {
+    const double size = std::pow(10, -4 + trial % 5);
+    const Cause cause = cause_of_one(
+        kKinds.at(static_cast<std::size_t>(trial) % kKinds.size()), values({6, 8}, trial),
+        [&](at::Tensor v, int dp, int tp) {
+          const bool is_alone = trial % 3 == 1 && dp != 0, is_of_tp = trial % 3 == 2 && tp != 1;
+          if (is_alone || is_of_tp) return v;
+          const int seed = 1000 + trial + (trial % 2 == 0 ? 0 : 7 * dp + tp);
+          return v + size * values({6, 8}, seed);
+        },
+        trial % 5 == 4 ? "m.x.exp_avg" : "m.x");
+    if (!cause.empty() && cause.id != CauseId::kCopiesDifferOverAxes)
+      ++said[std::string(name_of(cause.id))];
+  }
+  EXPECT_THAT(said, testing::IsEmpty());
 }
 
 TEST(ClassCauses, OneElementWithTheVeryNumberOfBeforeIsNotUpdated) {

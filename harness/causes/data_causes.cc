@@ -4,6 +4,8 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstdint>
 #include <map>
 #include <optional>
 #include <set>
@@ -134,6 +136,147 @@ Cause cause_sample_ids(const Evidence& e) {
     return make_cause(by > 0 ? CauseId::kIdsTooLarge : CauseId::kIdsTooSmall, std::move(values));
   }
   return values.empty() ? Cause() : make_cause(CauseId::kIdsMiscounted, std::move(values));
+}
+
+namespace {
+
+/// The numbers of a sample in row-major order.
+using Sample = std::vector<double>;
+
+std::vector<Sample> samples_in(const Values& inputs) {
+  const Values own = inputs.contiguous();
+  const std::int64_t count = own.size(0), each = count == 0 ? 0 : own.numel() / count;
+  std::vector<Sample> samples;
+  for (std::int64_t i = 0; i < count; ++i) {
+    const auto numbers =
+        own.flat().subspan(static_cast<std::size_t>(i * each), static_cast<std::size_t>(each));
+    samples.emplace_back(numbers.begin(), numbers.end());
+  }
+  return samples;
+}
+
+/// The samples of a step, each with a number of its own.
+std::map<Sample, int> known_samples(const Evidence& e, int step) {
+  std::map<Sample, int> known;
+  for (int call = 0;; ++call) {
+    const RecordKey key{step, e.wanted.key.kind, e.wanted.key.name, call};
+    if (e.reference.find(key) == nullptr) return known;
+    for (Sample& sample : samples_in(e.reference_value(key)))
+      known.emplace(std::move(sample), static_cast<int>(known.size()));
+  }
+}
+
+/// Whether a quarter of the tokens are those of the other sample, at the same places or all as many
+/// places further on.
+bool resembles_tokens(const Sample& sample, const Sample& other) {
+  const auto length = std::ssize(sample);
+  for (std::int64_t shift = 1 - length; shift < length; ++shift) {
+    std::int64_t alike = 0;
+    for (std::int64_t i = std::max<std::int64_t>(0, shift); i < std::min(length, length + shift);
+         ++i)
+      alike += sample[static_cast<std::size_t>(i)] == other[static_cast<std::size_t>(i - shift)];
+    if (4 * alike >= length) return true;
+  }
+  return false;
+}
+
+/// Whether numbers are nearly a multiple of others, but for an offset.
+bool resembles_numbers(const Sample& sample, const Sample& other, Dtype dtype) {
+  constexpr double kClearly = 0.9;  // of a correlation
+  const auto numbers_of = [&](const Sample& recorded) {
+    const Values own({std::ssize(recorded)}, recorded), floats = floats_in_bits(own, dtype);
+    return floats.defined() ? floats : own;
+  };
+  const Values a = numbers_of(sample), b = numbers_of(other);
+  const Values mine = a - a.mean(), theirs = b - b.mean();
+  return std::fabs(dot(mine, theirs)) >= kClearly * norm_of(mine) * norm_of(theirs);
+}
+
+/// Samples of ranks, each share of the batch once.
+struct OwnSamples {
+  std::vector<double> numbers;  ///< of those that are known
+  std::set<int> ranks;          ///< that have others
+  /// By the share's first place: how many others it has, and how many samples.
+  std::map<std::int64_t, std::pair<std::int64_t, std::int64_t>> foreign;
+  std::set<int> steps;  ///< of the reference, to which the others belong; below 0: none
+};
+
+}  // namespace
+
+Cause cause_in_samples(const Evidence& e) {
+  constexpr std::int64_t kMostCompared = std::int64_t{1} << 28;
+  const Shape& shape = e.wanted.layout.global_shape;
+  if (!e.whole.defined() || shape.size() < 2 || e.whole.numel() == 0) return {};
+  const bool is_of_numbers =
+      is_floating(e.wanted.dtype) || floats_in_bits(e.whole, e.wanted.dtype).defined();
+  const std::int64_t each = e.whole.numel() / shape[0];
+  if (!is_of_numbers && e.whole.numel() * shape[0] * each > kMostCompared) return {};
+  const std::map<Sample, int> known = known_samples(e, e.wanted.key.step);
+  const std::vector<Sample> right = samples_in(e.whole);
+  std::vector<std::map<Sample, int>> of_step;
+  for (int step = 0; e.reference.find({step, e.wanted.key.kind, e.wanted.key.name, 0}) != nullptr;
+       ++step)
+    of_step.push_back(known_samples(e, step));
+  const auto step_of = [&](const Sample& sample) {
+    for (std::size_t step = 0; step < of_step.size(); ++step) {
+      if (of_step[step].contains(sample)) return static_cast<int>(step);
+    }
+    return -1;
+  };
+  OwnSamples own;
+  std::set<std::int64_t> places;
+  for (const Held& held : e.held) {
+    const View* const view = e.view_of(held.rank->rank);
+    const std::optional<Box> box = view != nullptr ? view->box : e.place_on(held);
+    if (!box.has_value() || numel_of(box->size) != box->size[0] * each) return {};
+    const std::vector<Sample> samples =
+        samples_in(view != nullptr ? view->actual : e.whole.cut(box->global_offset, box->size));
+    const bool is_new = places.insert(box->global_offset[0]).second;
+    std::int64_t foreign = 0;
+    for (std::size_t i = 0; i < samples.size(); ++i) {
+      const Sample& sample = samples[i];
+      if (const auto found = known.find(sample); found != known.end()) {
+        if (is_new) own.numbers.push_back(found->second);
+        continue;
+      }
+      ++foreign;
+      const int step = step_of(sample);
+      own.steps.insert(step);
+      if (step >= 0) continue;
+      const bool is_changed =
+          is_of_numbers
+              ? resembles_numbers(sample,
+                                  right[static_cast<std::size_t>(box->global_offset[0]) + i],
+                                  e.wanted.dtype)
+              : std::ranges::any_of(
+                    right, [&](const Sample& other) { return resembles_tokens(sample, other); });
+      if (is_changed) return {};
+    }
+    if (foreign == 0) continue;
+    own.ranks.insert(held.rank->rank);
+    own.foreign[box->global_offset[0]] = {foreign, std::ssize(samples)};
+  }
+  if (own.ranks.empty()) {
+    std::vector<double> wanted;
+    for (const Sample& sample : right) wanted.push_back(known.at(sample));
+    const auto as_values = [](std::vector<double> numbers) {
+      const Shape count = {std::ssize(numbers)};
+      return Values(count, std::move(numbers));
+    };
+    return cause_of_repeats(e, as_values(std::move(wanted)), as_values(std::move(own.numbers)),
+                            "samples");
+  }
+  std::int64_t foreign = 0, all = 0;
+  for (const auto& [place, counts] : own.foreign) {
+    foreign += counts.first;
+    all += counts.second;
+  }
+  NamedValues values = {{"foreign", foreign}, {"samples", all}, {"ranks", own.ranks}};
+  if (own.steps.size() == 1 && *own.steps.begin() >= 0) {
+    values.emplace_back("step", *own.steps.begin());
+    values.push_back(NamedValue::words("of_step", phrase(PhraseId::kTheyAreOfStep, values)));
+  }
+  return make_cause(CauseId::kSamplesForeign, std::move(values));
 }
 
 Cause cause_flag(const Evidence& e) {

@@ -40,6 +40,7 @@ struct Pattern {
 
 /// In the order in which they are tried: what explains more, and fits by chance less, comes first.
 constexpr Pattern kPatterns[] = {
+    {kAny, Needs::kNothing, cause_without_forward},
     {kAny, Needs::kNothing, cause_mixed_dtypes},
     {kScalar, Needs::kRecord, cause_flag},
     {kParam | kOptimizer, Needs::kRecord, cause_not_skipped},
@@ -48,6 +49,7 @@ constexpr Pattern kPatterns[] = {
     {kAny, Needs::kRecord, cause_in_loading},
     {kAny, Needs::kRecord, cause_in_progress},
     {kOptimizer, Needs::kRecord, cause_in_dtype},
+    {kDataId, Needs::kBytes, cause_in_samples},
     {kDataId, Needs::kRecord, cause_in_data},
     {kDataId, Needs::kRecord, cause_sample_ids},
     {kScalar, Needs::kRecord, cause_in_targets},
@@ -58,6 +60,7 @@ constexpr Pattern kPatterns[] = {
     {kScalar, Needs::kBytes, cause_smoothed_columns},
     {kScalar, Needs::kBytes, cause_in_split_loss},
     {kScalar | kActivationGrad, Needs::kRecord, cause_rounded_exponentials},
+    {kScalar, Needs::kRecord, cause_sample_weights},
     {kScalar, Needs::kRecord, cause_in_scalars},
     {kMask, Needs::kRecord, cause_in_masks},
     {kMask, Needs::kBytes, cause_other_masks},

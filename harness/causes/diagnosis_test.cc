@@ -361,10 +361,11 @@ TEST(Diagnosis, ALossThatIsTooLargeByTheLogarithmOfADegree) {
 // A search through all patterns would take minutes. The large tensor, one element of which is 0,
 // has a cause that the small one does not have.
 TEST(Diagnosis, ALargeTensorIsSearchedOnlyForWhatSmallOnesShow) {
-  const at::Tensor small = values({64}, 1), large = at::ones({detail::kLargeTensor + 1}, at::kHalf);
+  const at::Tensor small = values({64}, 1), delta = values({64}, 2),
+                   large = at::ones({detail::kLargeTensor + 1}, at::kHalf);
   const auto body = [&](bool whole) {
     return Body([=](Sink& sink, int rank) {
-      const at::Tensor own = rank == 0 ? 0.5 * small : 1.5 * small;
+      const at::Tensor own = rank == 0 ? small + delta : small - delta;
       sink.on_record(site(RecordKind::kGrad, "small", layout_of({64})), whole ? small : own);
       at::Tensor all_but_one = whole ? large : large.clone();
       if (!whole) all_but_one.narrow(0, 5, 1).zero_();

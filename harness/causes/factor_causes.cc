@@ -21,16 +21,6 @@ namespace {
 
 constexpr double kNear = 1e-3;
 
-/// The factor that explains each element of what a rank holds; nothing if there is none, or too
-/// little to tell.
-std::optional<double> factor_on(const Evidence& e, const View& view) {
-  if (distance(view.actual, view.expected) <= e.tolerance() * norm_of(view.expected)) return 1;
-  const double squares = dot(view.expected, view.expected);
-  if (!is_telling(view.expected) || !is_telling(view.actual)) return std::nullopt;
-  const double factor = dot(view.actual, view.expected) / squares;
-  return e.explains_each(factor * view.expected, view) ? std::optional(factor) : std::nullopt;
-}
-
 /// Factors by the coordinate on an axis, if the coordinate alone says them.
 std::optional<std::map<int, double>> by_coordinate(const Evidence& e,
                                                    const std::map<int, double>& of_rank,
@@ -210,7 +200,7 @@ Cause cause_rank_factors(const Evidence& e) {
       of_rank[held.rank->rank] = 1;
       continue;
     }
-    const auto factor = factor_on(e, *view);
+    const auto factor = e.factor_on(*view);
     if (!factor.has_value()) return {};
     of_rank[held.rank->rank] = *factor;
   }

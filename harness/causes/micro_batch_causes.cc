@@ -12,12 +12,15 @@
 /// little for weights of any size.
 #include <algorithm>
 #include <cmath>
+#include <map>
+#include <numeric>
 #include <optional>
 #include <set>
 #include <tuple>
 #include <utility>
 
 #include "harness/causes/run_causes.h"
+#include "harness/ids/phrase.h"
 
 namespace isoshard::detail {
 namespace {
@@ -79,24 +82,41 @@ class GradientParts {
   /// weight that two modules use: elsewhere copies are compared.
   std::optional<Summands> find(bool has_copies) const {
     const bool says_something = micro_batches_ > 1 || !has_copies || is_tied();
-    if (!says_something || e_.whole.dim() > 2 || !has_output_gradients(module_))
-      return std::nullopt;
+    return says_something ? found(split_of_samples()) : std::nullopt;
+  }
+
+  /// The summands of single samples.
+  std::optional<Summands> find_samples() const {
+    constexpr std::int64_t kMost = 64;
+    if (!has_output_gradients(module_)) return std::nullopt;
+    const std::int64_t samples = output_gradient(module_, 0).size(0);
+    if (samples * micro_batches_ > kMost) return std::nullopt;
+    return found({Axis::kWorld, static_cast<int>(samples)});
+  }
+
+  [[nodiscard]] const std::string& module() const { return module_; }
+
+ private:
+  /// Axis along which samples are split, and into how many slices.
+  using Split = std::pair<Axis, int>;
+
+  std::optional<Summands> found(const Split& split) const {
+    if (e_.whole.dim() > 2 || !has_output_gradients(module_)) return std::nullopt;
     if (e_.whole.dim() == 1)
-      return checked({{module_, e_.wanted.key.name.ends_with(".weight") ? module_ : ""}});
+      return checked({{module_, e_.wanted.key.name.ends_with(".weight") ? module_ : ""}}, split);
     const std::string head = is_tied() ? other_user() : "";
     for (const std::string& input : inputs(module_)) {
       if (head.empty()) {
-        if (auto summands = checked({{module_, input}})) return summands;
+        if (auto summands = checked({{module_, input}}, split)) return summands;
         continue;
       }
       for (const std::string& head_input : inputs(head)) {
-        if (auto summands = checked({{module_, input}, {head, head_input}})) return summands;
+        if (auto summands = checked({{module_, input}, {head, head_input}}, split)) return summands;
       }
     }
     return std::nullopt;
   }
 
- private:
   RecordKey key(RecordKind kind, const std::string& name, int call) const {
     return {e_.wanted.key.step, kind, name, call};
   }
@@ -151,7 +171,7 @@ class GradientParts {
   }
 
   /// Along which axis the samples are split in the run, and into how many slices.
-  std::pair<Axis, int> split_of_samples() const {
+  Split split_of_samples() const {
     const Record* record = e_.actual.ranks.front().find(key(RecordKind::kActivation, module_, 0));
     if (record == nullptr) return {Axis::kWorld, 1};
     for (const Placement& placement : record->layout.placements) {
@@ -216,6 +236,8 @@ class GradientParts {
       if (input.values.defined() || e_.reference.find(key(kind, use.input, m)) == nullptr) continue;
       const HostTensor recorded = e_.reference.tensor(key(kind, use.input, m));
       input = {Values(recorded), is_floating(recorded.dtype)};
+      if (const Values floats = floats_in_bits(input.values, recorded.dtype); floats.defined())
+        input = {floats, true};
     }
     const Values& whole = input.values;
     if (!use.input.empty() && (!whole.defined() || whole.size(0) != dy.size(0))) return {};
@@ -232,10 +254,10 @@ class GradientParts {
     return parts;
   }
 
-  std::optional<Summands> checked(const std::vector<Use>& uses) const {
+  std::optional<Summands> checked(const std::vector<Use>& uses, const Split& split) const {
     Summands summands;
     summands.micro_batches = micro_batches_;
-    std::tie(summands.axis, summands.slices) = split_of_samples();
+    std::tie(summands.axis, summands.slices) = split;
     const Values wanted = seen(e_.whole);
     Values sum = Values::zeros(wanted.shape());
     if (uses.size() > 1) {
@@ -291,6 +313,269 @@ std::vector<double> weights_in(const Evidence& e, const GradientParts& parts,
 
 bool near_weight(double weight, double value) {
   return std::fabs(weight - value) <= kNearWeight * std::max(1.0, std::fabs(value));
+}
+
+/// Samples of a step by the ranks that share them out: for each share its samples in the order in
+/// which its ranks have them, micro-batch after micro-batch, as places in all micro-batches.
+using Shares = std::vector<std::vector<std::size_t>>;
+
+/// Where ranks have the samples of an activation or its gradient; empty unless all shares are as
+/// large, and each sample is in one of them.
+Shares shares_of(const Evidence& e, RecordKind kind, const std::string& name, int micro_batches) {
+  std::map<std::vector<std::size_t>, int> by_samples;
+  std::size_t all = 0;
+  for (const RankTrace& rank : e.actual.ranks) {
+    std::vector<std::size_t> own;
+    std::size_t first = 0;
+    for (int m = 0; m < micro_batches; ++m) {
+      const Record* const record = rank.find({e.wanted.key.step, kind, name, m});
+      if (record == nullptr || is_flat(record->layout) || record->layout.global_shape.empty())
+        return {};
+      std::set<std::pair<std::int64_t, std::int64_t>> runs;
+      for (const PartStats& part : record->parts)
+        runs.emplace(part.box.global_offset[0], part.box.size[0]);
+      for (const auto& [begin, count] : runs) {
+        for (std::int64_t i = begin; i < begin + count; ++i)
+          own.push_back(first + static_cast<std::size_t>(i));
+      }
+      first += static_cast<std::size_t>(record->layout.global_shape[0]);
+    }
+    all = first;
+    by_samples.emplace(std::move(own), rank.rank);
+  }
+  std::map<int, std::vector<std::size_t>> by_rank;
+  std::set<std::size_t> seen;
+  std::size_t count = 0;
+  for (const auto& [samples, rank] : by_samples) {
+    by_rank.emplace(rank, samples);
+    seen.insert(samples.begin(), samples.end());
+    count += samples.size();
+  }
+  if (by_rank.empty() || count != all || seen.size() != all) return {};
+  Shares shares;
+  for (auto& [rank, samples] : by_rank) {
+    if (samples.size() * by_rank.size() != all) return {};
+    shares.push_back(std::move(samples));
+  }
+  return shares;
+}
+
+/// A NaN is any weight: nothing is known of it.
+bool fits_weight(double weight, double value, double near) {
+  return std::isnan(weight) || std::fabs(weight - value) <= near * std::max(1.0, std::fabs(value));
+}
+
+/// One weight for each of `parts` equal runs of the samples of a share; empty if samples of one run
+/// have several.
+std::vector<double> weights_of_parts(const std::vector<double>& weights, std::size_t parts,
+                                     double near) {
+  std::vector<double> of_parts;
+  const std::size_t each = weights.size() / parts;
+  for (std::size_t part = 0; part < parts; ++part) {
+    double common = std::nan("");
+    for (std::size_t i = part * each; i < (part + 1) * each; ++i) {
+      if (std::isnan(common)) common = weights[i];
+      if (!fits_weight(weights[i], common, near)) return {};
+    }
+    of_parts.push_back(common);
+  }
+  return of_parts;
+}
+
+/// The weights of each share, in its order.
+std::vector<std::vector<double>> by_shares(const Shares& shares,
+                                           const std::vector<double>& numbers) {
+  std::vector<std::vector<double>> sorted;
+  for (const std::vector<std::size_t>& samples : shares) {
+    sorted.emplace_back();
+    for (const std::size_t sample : samples) sorted.back().push_back(numbers.at(sample));
+  }
+  return sorted;
+}
+
+/// What the weights of samples say of micro-batches, of which each share has the same in its order:
+/// the fewest equal runs of samples with one weight each. They must be numbers of the run, or all
+/// but one of them right.
+Cause cause_of_runs(const Evidence& e, const Shares& shares, const std::vector<double>& weights,
+                    double near) {
+  const std::vector<std::vector<double>> sorted = by_shares(shares, weights);
+  std::vector<double> common = sorted.front();
+  for (const std::vector<double>& own : sorted) {
+    for (std::size_t i = 0; i < own.size(); ++i) {
+      if (std::isnan(common[i])) common[i] = own[i];
+      if (!std::isnan(common[i]) && !fits_weight(own[i], common[i], near)) return {};
+    }
+  }
+  for (std::size_t parts = 2; parts <= common.size(); ++parts) {
+    if (common.size() % parts != 0) continue;
+    std::vector<double> of_parts = weights_of_parts(common, parts, near);
+    if (of_parts.empty()) continue;
+    if (std::ranges::any_of(of_parts, [](double w) { return std::isnan(w); })) return {};
+    std::vector<int> right, missing, others;
+    bool are_named = true;
+    for (std::size_t i = 0; i < parts; ++i) {
+      const double weight = of_parts[i];
+      const int part = static_cast<int>(i);
+      (fits_weight(weight, 1, near)   ? right
+       : fits_weight(weight, 0, near) ? missing
+                                      : others)
+          .push_back(part);
+      if (!others.empty() && others.back() == part)
+        are_named = are_named && (is_near(weight, static_cast<double>(parts), near) ||
+                                  e.formula_of(weight, near).has_value());
+    }
+    if (right.size() == parts || missing.size() == parts) return {};
+    const int last = static_cast<int>(parts) - 1;
+    if (others.empty())
+      return make_cause(CauseId::kMicroBatchMissing,
+                        {{"present", right}, {"missing", missing}, {"last", last}});
+    const bool is_one_wrong = right.size() + 1 == parts;
+    if (!is_one_wrong && !are_named) return {};
+    for (double& weight : of_parts) weight /= static_cast<double>(parts);
+    return make_cause(CauseId::kMicroBatchWeights,
+                      {{"weights", of_parts}, {"micro_batches", parts}});
+  }
+  return {};
+}
+
+/// How often samples count in the gradient at a model's output, and how many tokens of each do.
+struct CountedSamples {
+  std::string module;
+  std::vector<double> weights = {}, tokens = {};
+};
+
+/// Adds a part of what a rank holds of a gradient; false if it is no sample's multiple of the
+/// reference's.
+bool add_weights(const Values& actual, const Values& expected, std::size_t first, double near,
+                 CountedSamples& counted) {
+  const double typical =
+      norm_of(expected) /
+      std::sqrt(static_cast<double>(std::max<std::int64_t>(1, expected.numel())));
+  for (std::int64_t i = 0; i < actual.size(0); ++i) {
+    const Values own = actual.narrow(0, i, 1).flattened(),
+                 right = expected.narrow(0, i, 1).flattened();
+    const double squares = dot(right, right);
+    if (squares == 0) {
+      if (norm_of(own) != 0) return false;
+      continue;
+    }
+    const double weight = dot(own, right) / squares;
+    const double allowed = near * std::max(1.0, std::fabs(weight));
+    for (std::size_t k = 0; k < right.flat().size(); ++k) {
+      if (!(std::fabs(own.flat()[k] - weight * right.flat()[k]) <=
+            allowed * std::max(std::fabs(right.flat()[k]), typical)))
+        return false;
+    }
+    double& known = counted.weights.at(first + static_cast<std::size_t>(i));
+    if (!fits_weight(known, weight, near)) return false;
+    known = weight;
+  }
+  return true;
+}
+
+/// Of the first gradient that backward makes; nothing if ranks do not hold multiples of each
+/// sample's.
+std::optional<CountedSamples> counted_samples(const Evidence& e, double near) {
+  const RecordKey* first = nullptr;
+  for (const Record& record : e.reference.trace().ranks.at(0).records) {
+    if (first == nullptr && record.key.step == e.wanted.key.step &&
+        record.key.kind == RecordKind::kActivationGrad)
+      first = &record.key;
+  }
+  if (first == nullptr) return std::nullopt;
+  CountedSamples counted{.module = first->name};
+  for (int m = 0; m < e.num_micro_batches(); ++m) {
+    RecordKey key = *first;
+    key.call = m;
+    const Record* const record = e.reference.find(key);
+    if (record == nullptr || record->layout.global_shape.size() < 2) return std::nullopt;
+    const Values whole = e.reference_value(key) / record->grad_scale;
+    const std::size_t begin = counted.weights.size();
+    for (std::int64_t i = 0; i < whole.size(0); ++i) {
+      const Values rows = whole.narrow(0, i, 1).rows();
+      double tokens = 0;
+      for (std::int64_t row = 0; row < rows.size(0); ++row)
+        tokens += norm_of(rows.narrow(0, row, 1)) == 0 ? 0 : 1;
+      counted.tokens.push_back(tokens);
+      counted.weights.push_back(std::nan(""));
+    }
+    for (const RankTrace& rank : e.actual.ranks) {
+      const Record* const own = rank.find(key);
+      if (own == nullptr || is_flat(own->layout) || is_partial(own->layout)) return std::nullopt;
+      const bool is_kept = own->kept && rank.arena != nullptr;
+      const Values local = is_kept ? Values(rank.tensor(*own)) / own->grad_scale : Values();
+      for (const PartStats& part : own->parts) {
+        if (!lies_in(part.box, whole.shape())) return std::nullopt;
+        const Values right = whole.cut(part.box.global_offset, part.box.size);
+        // what was not kept is right
+        const Values seen = is_kept ? local.cut(part.box.local_offset, part.box.size) : right;
+        if (!add_weights(seen, right, begin + static_cast<std::size_t>(part.box.global_offset[0]),
+                         near, counted))
+          return std::nullopt;
+      }
+    }
+  }
+  return counted;
+}
+
+/// Each share divides each of its micro-batches by the number of its own tokens.
+Cause cause_of_means(const Shares& shares, const CountedSamples& counted, double near) {
+  const auto weights = by_shares(shares, counted.weights),
+             tokens = by_shares(shares, counted.tokens);
+  const double all = std::accumulate(counted.tokens.begin(), counted.tokens.end(), 0.0);
+  const std::size_t length = shares.front().size();
+  for (std::size_t parts = 1; parts <= length; ++parts) {
+    if (length % parts != 0) continue;
+    std::vector<double> counts;
+    bool fits = true, is_any_wrong = false;
+    for (std::size_t s = 0; fits && s < shares.size(); ++s) {
+      const std::vector<double> own = weights_of_parts(weights[s], parts, near);
+      fits = own.size() == parts;
+      for (std::size_t part = 0; fits && part < parts; ++part) {
+        const auto first = tokens[s].begin() + static_cast<std::ptrdiff_t>(part * (length / parts));
+        counts.push_back(
+            std::accumulate(first, first + static_cast<std::ptrdiff_t>(length / parts), 0.0));
+        const double means = static_cast<double>(shares.size() * parts);
+        fits = counts.back() > 0 && is_near(own[part], all / (means * counts.back()), near);
+        is_any_wrong = is_any_wrong || !fits_weight(own[part], 1, near);
+      }
+    }
+    if (!fits || !is_any_wrong) continue;
+    NamedValues values = {{"means", counts.size()}, {"token_counts", counts}};
+    values.push_back(
+        NamedValue::words("of_tokens", phrase(PhraseId::kOfTokens, {{"token_counts", counts}})));
+    return make_cause(CauseId::kMeanOfRankMeans, std::move(values));
+  }
+  return {};
+}
+
+double near_of(const Evidence& e) {
+  return e.is_wide() ? 1e-3 : kNearWeight;
+}
+
+/// Samples that enter a gradient with other weights than 1, the same on all ranks.
+Cause cause_of_samples(const Evidence& e) {
+  std::vector<double> common;
+  std::string module;
+  int micro_batches = 0;
+  const double near = near_of(e);
+  const std::vector<const View*> bad = e.bad_views();
+  for (const View* const view : bad) {
+    const GradientParts parts(e, *view);
+    const std::optional<Summands> summands = parts.find_samples();
+    if (!summands.has_value()) return {};
+    const std::vector<double> weights = weights_in(e, parts, summands->pieces, *view);
+    if (weights.empty()) return {};
+    if (common.empty()) common = weights;
+    for (std::size_t i = 0; i < common.size(); ++i) {
+      if (!fits_weight(weights[i], common[i], near)) return {};
+    }
+    module = parts.module();
+    micro_batches = summands->micro_batches;
+  }
+  if (common.empty()) return {};
+  const Shares shares = shares_of(e, RecordKind::kActivation, module, micro_batches);
+  return shares.empty() ? Cause() : cause_of_runs(e, shares, common, near);
 }
 
 Cause cause_of_weights(const Summands& summands, const std::vector<double>& weights, int own_slice,
@@ -371,14 +656,28 @@ Cause cause_in_micro_batches(const Evidence& e) {
   const Held* held = e.held_by(bad->rank);
   const bool has_copies = held == nullptr || !is_flat(held->record->layout);
   const auto summands = parts.find(has_copies);
-  if (!summands.has_value()) return {};
+  if (!summands.has_value()) return cause_of_samples(e);
   if (Cause cause = missing_uses(e, parts, *summands); !cause.empty()) return cause;
   const std::vector<double> weights = weights_in(e, parts, summands->pieces, *bad);
-  if (weights.empty()) return {};
-  return cause_of_weights(
-      *summands, weights,
-      summands->axis == Axis::kWorld ? 0 : e.actual.mesh.coordinate(bad->rank, summands->axis),
-      has_copies);
+  Cause cause;
+  if (!weights.empty())
+    cause = cause_of_weights(
+        *summands, weights,
+        summands->axis == Axis::kWorld ? 0 : e.actual.mesh.coordinate(bad->rank, summands->axis),
+        has_copies);
+  return cause.empty() ? cause_of_samples(e) : cause;
+}
+
+Cause cause_sample_weights(const Evidence& e) {
+  if (!is_named_loss(role_of(e.wanted.key))) return {};
+  const double near = near_of(e);
+  const std::optional<CountedSamples> counted = counted_samples(e, near);
+  if (!counted.has_value()) return {};
+  const Shares shares =
+      shares_of(e, RecordKind::kActivationGrad, counted->module, e.num_micro_batches());
+  if (shares.empty()) return {};
+  if (Cause cause = cause_of_means(shares, *counted, near); !cause.empty()) return cause;
+  return cause_of_runs(e, shares, counted->weights, near);
 }
 
 }  // namespace isoshard::detail

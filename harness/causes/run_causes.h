@@ -52,6 +52,15 @@ namespace isoshard::detail {
 [[nodiscard]] Cause cause_in_rotation(const Evidence& e);
 /// A loss of tokens that cp ranks share: the last token of each rank's chunk is not counted.
 [[nodiscard]] Cause cause_in_targets(const Evidence& e);
+/// Ids that are the right ones in another order, or some of them, each as often as the others. What
+/// has an id is called `items`.
+[[nodiscard]] Cause cause_of_repeats(const Evidence& e, const Values& expected,
+                                     const Values& actual, std::string_view items);
+/// Anything of a step that the run makes without a forward pass.
+[[nodiscard]] Cause cause_without_forward(const Evidence& e);
+/// A loss, or the gradient at logits, that counts samples with other weights: those of some
+/// micro-batches, or of each rank's own count of tokens.
+[[nodiscard]] Cause cause_sample_weights(const Evidence& e);
 /// An activation or its gradient that is the first of a pipeline's rank: what came from the other
 /// rank was right there.
 [[nodiscard]] Cause cause_in_handover(const Evidence& e);

@@ -321,6 +321,178 @@ TEST(RunCauses, AStepInAnotherDirectionHasNoFactor) {
   EXPECT_THAT(cause_of(update(1), other), IsNoCause());
 }
 
+// ---- samples and steps of a training loop
+
+/// Tokens of 4 samples, of two dp ranks each its half.
+Cause inputs_are(const at::Tensor& right, const at::Tensor& wrong) {
+  return cause_of(whole_data("input_ids", right), data("input_ids", wrong));
+}
+
+TEST(RunCauses, SamplesThatTheBatchHasNotAreTold) {
+  const auto tokens = [](std::int64_t seed) { return (values({4, 16}, seed) * 500).to(at::kLong); };
+  const at::Tensor right = tokens(1);
+  const auto second_half = [&](const at::Tensor& other) {
+    return at::cat({right.narrow(0, 0, 2), other.narrow(0, 2, 2)});
+  };
+
+  EXPECT_THAT(inputs_are(right, second_half(tokens(7))),
+              IsCause(CauseId::kSamplesForeign,
+                      {{"foreign", 2}, {"samples", 2}, {"ranks", std::vector{3, 4, 5}}}));
+  EXPECT_THAT(inputs_are(right, second_half(right.roll(1, 1))),
+              testing::Not(IsCause(CauseId::kSamplesForeign)))
+      << "tokens of the batch, one place further on";
+  at::Tensor changed = right.clone();
+  changed.narrow(1, 0, 10).fill_(3);
+  EXPECT_THAT(inputs_are(right, changed), testing::Not(IsCause(CauseId::kSamplesForeign)))
+      << "samples of the batch, most of whose tokens are masked";
+  EXPECT_THAT(inputs_are(right, right.flip(0)),
+              IsCause(CauseId::kIdsInOtherOrder, {{"items", "samples"}}));
+  EXPECT_THAT(inputs_are(right, at::cat({right.narrow(0, 0, 2), right.narrow(0, 0, 2)})),
+              IsCause(CauseId::kIdsRepeated, {{"items", "samples"}, {"times", 2}, {"missed", 2}}));
+}
+
+// Inputs of floating point are recorded as their bits: negative ones are no masked labels.
+TEST(RunCauses, InputsOfFloatingPointHaveNoValidTokens) {
+  const at::Tensor right = values({4, 16}, 1), other = values({4, 16}, 7);
+  const auto bits_are = [&](const at::Tensor& wrong) {
+    return inputs_are(right.view(at::kInt), wrong.contiguous().view(at::kInt));
+  };
+
+  EXPECT_THAT(bits_are(right.flip(0)), IsCause(CauseId::kIdsInOtherOrder, {{"items", "samples"}}));
+  EXPECT_THAT(bits_are(at::cat({right.narrow(0, 0, 2), other.narrow(0, 2, 2)})),
+              IsCause(CauseId::kSamplesForeign, {{"foreign", 2}, {"samples", 2}}));
+  EXPECT_THAT(bits_are(right * 1.01), IsNoCause()) << "the batch's samples, scaled";
+  EXPECT_THAT(bits_are(right + 0.01 * other), IsNoCause()) << "and with noise";
+}
+
+TEST(RunCauses, SamplesOfAnotherStepAreTold) {
+  const auto tokens = [](std::int64_t seed) { return (values({4, 16}, seed) * 500).to(at::kLong); };
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int rank) {
+      const int dp = rank / kTp;
+      const std::vector<Placement> split =
+          whole ? std::vector<Placement>{} : std::vector<Placement>{shard(Axis::kDp, 0)};
+      for (int step = 0; step < 2; ++step) {
+        if (step > 0) sink.begin_step(step);
+        const at::Tensor own = tokens(!whole && dp == 1 ? 2 - step : 1 + step);
+        sink.on_record(site(RecordKind::kDataId, "input_ids", layout_of({4, 16}, split)),
+                       whole ? own : own.narrow(0, 2 * dp, 2));
+      }
+    });
+  };
+
+  EXPECT_THAT(cause_of(body(true), body(false)),
+              IsCause(CauseId::kSamplesForeign, {{"foreign", 2}, {"samples", 2}, {"step", 1}}));
+}
+
+/// Two steps with inputs, an activation and a rate; the run has the first `forward` of them, and
+/// the rate of the step before in a step without.
+Body steps_with_forward(int forward, bool with_inputs) {
+  return [=](Sink& sink, int) {
+    for (int step = 0; step < 2; ++step) {
+      if (step > 0) sink.begin_step(step);
+      sink.on_record(site(RecordKind::kScalar, "learning_rate", layout_of({1})),
+                     at::tensor({0.1 * (1 + std::min(step, forward - 1))}, at::kDouble));
+      if (step >= forward) continue;
+      if (with_inputs)
+        sink.on_record(site(RecordKind::kDataId, "input_ids", layout_of({4})), ids({1, 2, 3, 4}));
+      sink.on_record(site(RecordKind::kActivation, "m", layout_of({4})), values({4}, 1 + step));
+    }
+  };
+}
+
+TEST(RunCauses, AStepWithoutAForwardPassIsTold) {
+  EXPECT_THAT(cause_of(steps_with_forward(2, true), steps_with_forward(1, true)),
+              IsCause(CauseId::kStepWithoutForward, {{"step", 1}, {"before", 0}}));
+  EXPECT_THAT(cause_of(steps_with_forward(2, false), steps_with_forward(1, false)),
+              IsCause(CauseId::kStepWithoutForward, {{"step", 1}, {"before", 0}}))
+      << "a run that records no inputs at all";
+  EXPECT_THAT(cause_of(steps_with_forward(2, true), steps_with_forward(2, false)), IsNoCause())
+      << "inputs are not recorded, and activations are";
+}
+
+/// One pass of a linear module "m" with input "x": 8 samples of 3 tokens, of which each dp rank has
+/// 4. Sample `i` of a rank counts `weights[dp][i]` times, in the gradient at the module's output if
+/// `from_loss`, or in the parameter's alone. The first `counted[sample]` tokens have a gradient.
+struct WeightedSamples {
+  std::vector<std::vector<double>> weights;
+  bool from_loss = false;
+  std::vector<std::int64_t> counted = std::vector<std::int64_t>(8, 3);
+};
+
+Body weighted(const WeightedSamples& samples, bool whole) {
+  return [=](Sink& sink, int rank) {
+    const int own = whole ? 0 : rank / kTp;
+    const std::vector<Placement> split =
+        whole ? std::vector<Placement>{} : std::vector<Placement>{shard(Axis::kDp, 0)};
+    const auto mine = [&](const at::Tensor& t) { return whole ? t : t.narrow(0, 4 * own, 4); };
+    const at::Tensor x = values({8, 3, 5}, 10), y = values({8, 3, 7}, 30);
+    at::Tensor dy = values({8, 3, 7}, 20), weights = at::ones({8, 1, 1});
+    for (std::int64_t i = 0; i < 8; ++i) {
+      const std::int64_t counted = samples.counted[static_cast<std::size_t>(i)];
+      dy.select(0, i).narrow(0, counted, 3 - counted).zero_();
+      if (!whole)
+        weights.select(0, i).fill_(
+            samples.weights[static_cast<std::size_t>(i / 4)][static_cast<std::size_t>(i % 4)]);
+    }
+    const at::Tensor gradient =
+        (weights * dy).reshape({24, 7}).t().mm(x.reshape({24, 5})).contiguous();
+    sink.on_record(site(RecordKind::kActivation, "x", layout_of({8, 3, 5}, split)), mine(x));
+    sink.on_record(site(RecordKind::kActivation, "m", layout_of({8, 3, 7}, split)), mine(y));
+    if (samples.from_loss)
+      sink.on_record(site(RecordKind::kScalar, "loss", layout_of({1})),
+                     at::tensor({1.7 * weights.mean().item<double>()}, at::kDouble));
+    sink.on_record(site(RecordKind::kActivationGrad, "m", layout_of({8, 3, 7}, split)),
+                   mine(samples.from_loss ? weights * dy : dy).contiguous());
+    sink.on_record(site(RecordKind::kGrad, "m.weight", layout_of({7, 5})), gradient);
+  };
+}
+
+Cause weights_are(const WeightedSamples& samples) {
+  return cause_of(weighted(samples, true), weighted(samples, false));
+}
+Cause weights_are(const std::vector<double>& on_each_rank, bool from_loss) {
+  return weights_are({.weights = {on_each_rank, on_each_rank}, .from_loss = from_loss});
+}
+
+// A script's micro-batches may be recorded as one pass.
+TEST(RunCauses, MicroBatchesOfAPassAreTold) {
+  for (const bool from_loss : {false, true}) {
+    EXPECT_THAT(weights_are({0, 0, 1, 1}, from_loss),
+                IsCause(CauseId::kMicroBatchMissing,
+                        {{"present", std::vector{1}}, {"missing", std::vector{0}}, {"last", 1}}))
+        << "cleared inside of the loop";
+    EXPECT_THAT(weights_are({1, 1, 1, 4}, from_loss),
+                IsCause(CauseId::kMicroBatchWeights,
+                        {{"weights", std::vector{0.25, 0.25, 0.25, 1.0}}, {"micro_batches", 4}}))
+        << "the last one is not divided by their number";
+    EXPECT_THAT(weights_are({0.5, 0.5, 2, 2}, from_loss),
+                IsCause(CauseId::kMicroBatchWeights,
+                        {{"weights", std::vector{0.25, 1.0}}, {"micro_batches", 2}}))
+        << "numbers of the run";
+    EXPECT_THAT(weights_are({1, 0.61, 1.73, 1}, from_loss), IsNoCause())
+        << "any weights fit something";
+  }
+  EXPECT_THAT(weights_are({.weights = {{0, 0, 1, 1}, {1, 1, 0, 0}}}), IsNoCause())
+      << "not the same on both ranks";
+}
+
+TEST(RunCauses, AMeanOfMeansOfMicroBatchesIsTold) {
+  // 3 + 2, 1 + 3, 2 + 2 and 3 + 3 tokens: 19 in all, of which a micro-batch has a quarter
+  const std::vector<std::int64_t> counted = {3, 2, 1, 3, 2, 2, 3, 3};
+  const auto per_mean = [](double tokens) { return 19 / (4 * tokens); };
+  WeightedSamples samples{.weights = {{per_mean(5), per_mean(5), per_mean(4), per_mean(4)},
+                                      {per_mean(4), per_mean(4), per_mean(6), per_mean(6)}},
+                          .from_loss = true,
+                          .counted = counted};
+
+  EXPECT_THAT(weights_are(samples),
+              IsCause(CauseId::kMeanOfRankMeans,
+                      {{"means", 4}, {"token_counts", std::vector{5.0, 4.0, 4.0, 6.0}}}));
+  samples.weights[1][3] = 0.9;
+  EXPECT_THAT(weights_are(samples), IsNoCause()) << "one sample has another weight";
+}
+
 /// Four micro-batches of a linear module "m" with input "x", 2 samples of 3 tokens on each dp rank.
 /// Weight `weights(m, dp rank of the samples, own dp rank)` enters the gradient that a rank
 /// records.

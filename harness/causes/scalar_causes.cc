@@ -95,9 +95,12 @@ Cause fewer_valid_tokens(const Values& expected, const Values& actual) {
   return made();
 }
 
-Cause repeated_ids(const Evidence& e, const Values& expected, const Values& actual) {
+}  // namespace
+
+Cause cause_of_repeats(const Evidence& e, const Values& expected, const Values& actual,
+                       std::string_view items) {
   const auto wanted = count_ids(expected), seen = count_ids(actual);
-  if (wanted == seen) return make_cause(CauseId::kIdsInOtherOrder);
+  if (wanted == seen) return make_cause(CauseId::kIdsInOtherOrder, {{"items", items}});
   const auto is_alike = [](const auto& counts) {
     return std::all_of(counts.begin(), counts.end(),
                        [&](const auto& entry) { return entry.second == counts.begin()->second; });
@@ -111,7 +114,8 @@ Cause repeated_ids(const Evidence& e, const Values& expected, const Values& actu
   const auto formula = e.formula_of(times, 1e-6);
   const auto all = static_cast<std::int64_t>(wanted.size()),
              missed = all - static_cast<std::int64_t>(seen.size());
-  NamedValues values = {{"times", times},
+  NamedValues values = {{"items", items},
+                        {"times", times},
                         {"missed", missed},
                         {"num_ids", all},
                         NamedValue::words("share", fraction(missed, all))};
@@ -121,6 +125,8 @@ Cause repeated_ids(const Evidence& e, const Values& expected, const Values& actu
       phrase(formula.has_value() ? PhraseId::kTimesOfFormula : PhraseId::kPlainTimes, values)));
   return make_cause(CauseId::kIdsRepeated, std::move(values));
 }
+
+namespace {
 
 Cause mean_of_means(const Evidence& e, double actual) {
   for (const Record& record : e.reference.trace().ranks.at(0).records) {
@@ -440,12 +446,15 @@ std::vector<double> counted_targets(const Evidence& e, std::int64_t n) {
 }
 
 Cause cause_in_data(const Evidence& e) {
-  if (e.wanted.key.kind != RecordKind::kDataId || !e.whole.defined()) return {};
+  // what is no integer is no id, and no label
+  if (e.wanted.key.kind != RecordKind::kDataId || !e.whole.defined() ||
+      is_floating(e.wanted.dtype) || floats_in_bits(e.whole, e.wanted.dtype).defined())
+    return {};
   const Values actual = assembled(e.actual, e.wanted.key);
   if (!actual.defined() || actual.shape() != e.whole.shape()) return {};
   const bool has_masked = e.whole.min() < 0 || actual.min() < 0;
   if (has_masked) return fewer_valid_tokens(e.whole, actual);
-  return repeated_ids(e, e.whole, actual);
+  return cause_of_repeats(e, e.whole, actual, "ids");
 }
 
 Cause cause_in_scalars(const Evidence& e) {

@@ -277,7 +277,36 @@ Cause cause_in_weights_of_backward(const Evidence& e) {
   return {};
 }
 
+namespace {
+
+/// Whether a step has inputs or activations on some rank.
+bool has_forward(const Trace& trace, int step) {
+  return std::ranges::any_of(trace.ranks, [step](const RankTrace& rank) {
+    return std::ranges::any_of(rank.records, [step](const Record& record) {
+      return record.key.step == step &&
+             (record.key.kind == RecordKind::kDataId || record.key.kind == RecordKind::kActivation);
+    });
+  });
+}
+
+/// A step of the run that is made without a forward pass, unless it records none at all.
+Cause without_forward(const Reference& reference, const Trace& actual, int step) {
+  if (step == 0 || !has_forward(reference.trace(), step) || has_forward(actual, step)) return {};
+  for (int before = step - 1; before >= 0; --before) {
+    if (has_forward(actual, before))
+      return make_cause(CauseId::kStepWithoutForward, {{"step", step}, {"before", before}});
+  }
+  return {};
+}
+
+}  // namespace
+
+Cause cause_without_forward(const Evidence& e) {
+  return without_forward(e.reference, e.actual, e.wanted.key.step);
+}
+
 Cause cause_of_missing(const Reference& reference, const Trace& actual, const RecordKey& key) {
+  if (Cause cause = without_forward(reference, actual, key.step); !cause.empty()) return cause;
   if (key.kind == RecordKind::kMask) return make_cause(CauseId::kNothingDropped);
   RecordKey forward = key;
   forward.kind = RecordKind::kActivation;

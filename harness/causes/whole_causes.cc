@@ -50,6 +50,13 @@ std::string holders_in_words(const Evidence& e, Axis axis, std::size_t copies) {
              : phrase(PhraseId::kRanksThatShareAPart, {{"axis", name}});
 }
 
+/// Whether each copy is right or a multiple of what is right, as ranks hold it that scale the same
+/// sum in different ways. Such copies span one dimension: they are no summands of ranks.
+bool are_multiples(const Evidence& e, const std::vector<const View*>& copies) {
+  return std::ranges::all_of(copies,
+                             [&](const View* copy) { return e.factor_on(*copy).has_value(); });
+}
+
 /// The combination of copies, all with clearly positive weights, that is nearest to the
 /// reference.
 Values best_combination(const std::vector<const View*>& copies) {
@@ -159,7 +166,7 @@ Cause cause_rank_local(const Evidence& e) {
   for (const AxisDegree& axis : e.actual.mesh.axes()) {
     const std::vector<const View*> copies =
         axis.degree > 1 ? copies_along(e, *bad, axis.axis) : std::vector<const View*>{};
-    if (copies.empty()) continue;
+    if (copies.empty() || are_multiples(e, copies)) continue;
     const auto holders =
         NamedValue::words("holders", holders_in_words(e, axis.axis, copies.size()));
     Values sum = Values::zeros(bad->expected.shape());

@@ -50,7 +50,8 @@ constexpr FindingId kGivenFindings[] = {FindingId::kGiven, FindingId::kSamplesNo
                                         FindingId::kEqualInputs, FindingId::kOtherNumberOfCalls};
 constexpr CauseId kGivenCauses[] = {CauseId::kGivenCause,        CauseId::kNoDataSampler,
                                     CauseId::kOtherMicroBatches, CauseId::kOwnSamplesOnEachRank,
-                                    CauseId::kBatchStatistics,   CauseId::kMeanOfOwnLabels};
+                                    CauseId::kBatchStatistics,   CauseId::kMeanOfOwnLabels,
+                                    CauseId::kStepSkipped};
 
 template <TabledId Id>
 struct GivenId {

@@ -255,9 +255,9 @@ constexpr auto kCauses = [] {
       {kFewerValidTokens, "fewer_valid_tokens",
        "valid tokens: {num_tokens} fewer than the reference{?per_sample}{?at_place}"},
       {kMoreValidTokens, "more_valid_tokens", "valid tokens: {num_tokens} more than the reference"},
-      {kIdsInOtherOrder, "ids_in_other_order", "the same ids in another order"},
+      {kIdsInOtherOrder, "ids_in_other_order", "the same {items} in another order"},
       {kIdsRepeated, "ids_repeated",
-       "each id seen appears {how_often} times; {share} of the ids are never seen"},
+       "each of the {items} seen appears {how_often} times; {share} of them are never seen"},
       {kMeanOfRankMeans, "mean_of_means",
        "equals the mean of {means} rank means{?of_tokens}, not the token mean"},
       {kReplicatedCountedOften, "norm_counts_replicated_on_each_rank",
@@ -515,6 +515,16 @@ constexpr auto kCauses = [] {
        "own. The single process takes the mean over all labels: weighted by their numbers the "
        "ranks' losses give its loss. Divide sums of losses by the number of labels of all ranks, "
        "times the ranks."},
+      // ---- samples and steps of a training loop ----
+      {kSamplesForeign, "samples_foreign",
+       "{foreign} of {samples} samples on rank{ranks:s} {ranks} are nowhere in the reference's "
+       "batch{?of_step}"},
+      {kStepWithoutForward, "step_without_forward",
+       "step {step} has no forward pass: the optimizer steps once more behind that of step "
+       "{before}"},
+      {kStepSkipped, "optimizer_step_skipped",
+       "has the samples of steps {steps} of the reference: the optimizer does not step between "
+       "them"},
   });
 }();
 static_assert(is_complete(kCauses), "kCauses must have one row for each CauseId, in its order");

@@ -252,6 +252,10 @@ enum class CauseId : std::uint16_t {
   kOwnSamplesOnEachRank,
   kBatchStatistics,
   kMeanOfOwnLabels,
+  // samples and steps of a training loop
+  kSamplesForeign,
+  kStepWithoutForward,
+  kStepSkipped,
   kEnd  ///< behind the last id
 };
 

@@ -160,6 +160,11 @@ constexpr auto kPhrases = [] {
       {kForwardExact, "forward_exact", "; forward exact"},
       {kForwardRight, "forward_right", "; forward right"},
       {kGradientsWrong, "gradients_wrong", ", gradients wrong"},
+      {kAlthoughReduced, "although_reduced",
+       "; the journal shows its reduction{?called_at}, so that is not missing"},
+      {kCalledAt, "called_at", " ({line})"},
+      // ---- of causes: samples and steps of a training loop ----
+      {kTheyAreOfStep, "they_are_of_step", ", but in that of step {step}"},
   });
 }();
 static_assert(is_complete(kPhrases), "kPhrases must have one row for each PhraseId, in its order");

@@ -145,6 +145,10 @@ enum class PhraseId : std::uint8_t {
   kForwardExact,
   kForwardRight,
   kGradientsWrong,
+  kAlthoughReduced,
+  kCalledAt,
+  // of causes: samples and steps of a training loop
+  kTheyAreOfStep,
   kEnd  ///< behind the last id
 };
 

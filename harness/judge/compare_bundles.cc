@@ -401,6 +401,7 @@ Verdict compare_bundles(const std::filesystem::path& reference_directory,
     verdict.reason += "; " + words_of(compared);
     verdict.notes.push_back(note_of(compared));
   }
+  tell_reductions(judged.bundle, verdict);
   add_journals(judge_journals(judged.bundle, reference, rules.not_recorded), verdict);
   add_own_word(trusted.settings, judged.settings, rules.batch_file, verdict);
   return verdict;

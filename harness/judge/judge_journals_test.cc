@@ -388,5 +388,48 @@ TEST(JudgeJournals, AreReadStrictly) {
   EXPECT_THROW((void)read(with("[0, 1]", "7")), FileError);
 }
 
+/// A verdict on a bundle whose ranks hold summands of the gradient of `name` in step 1.
+Verdict summands_of(const std::string& name) {
+  Verdict verdict;
+  Finding finding;
+  finding.key = {1, RecordKind::kGrad, name, 0};
+  finding.ranks = {0, 1};
+  finding.cause =
+      make_cause(CauseId::kRankLocal, {{"axis", "dp"}, {"holders", "dp"}, {"copies", 2}});
+  verdict.findings.push_back(std::move(finding));
+  return verdict;
+}
+
+std::string reduced_at(Bundle& bundle, const std::string& name) {
+  for (int rank = 0; rank < 2 && bundle.trace.ranks.size() < 2; ++rank)
+    bundle.trace.ranks.push_back({.rank = rank, .records = {}, .arena = nullptr});
+  Verdict verdict = summands_of(name);
+  tell_reductions(bundle, verdict);
+  return word_of(verdict.findings.front().cause.values, "reduced_at");
+}
+
+TEST(JudgeJournals, AReductionThatTheJournalShowsIsNotMissing) {
+  Bundle bundle = clean();
+
+  EXPECT_EQ(reduced_at(bundle, "b"), "train.py:31");
+  EXPECT_EQ(reduced_at(bundle, "d"), "") << "of another parameter";
+  calls(bundle, 1, 1)[2].of = "gradient of a";
+  EXPECT_EQ(reduced_at(bundle, "b"), "") << "on one of the ranks";
+}
+
+TEST(JudgeJournals, BucketsAsLargeAsAllGradientsHoldEachGradient) {
+  Bundle bundle = clean();
+  for (int rank = 0; rank < 2; ++rank) {
+    Record record;
+    record.key = {1, RecordKind::kGrad, "d", 0};
+    record.local_shape = {20000};  // 80000 bytes
+    bundle.trace.ranks.push_back({.rank = rank, .records = {record}, .arena = nullptr});
+  }
+
+  EXPECT_EQ(reduced_at(bundle, "d"), "train.py:31");
+  for (RankTrace& rank : bundle.trace.ranks) rank.records.front().local_shape = {20001};
+  EXPECT_EQ(reduced_at(bundle, "d"), "") << "some parameter is in no bucket";
+}
+
 }  // namespace
 }  // namespace isoshard

@@ -143,14 +143,15 @@ def test_samples_that_no_rank_shares_out_diverge_in_every_report(
     assert verdicts_of(tmp_path / "report") == {(1, "DIVERGES")}
 
 
-def inputs_of(folder: Path, mesh: dict[str, int], ranks: list[torch.Tensor]) -> Path:
-    """A bundle of one step in which each rank reads ids."""
-    for rank, ids in enumerate(ranks):
-        record = {"kind": "data_id", "name": "ids", "call": 0, "dtype": "int64"}
-        record |= {"local_shape": list(ids.shape), "layout": "infer"}
-        _bundle.write_rank(folder, "run", rank, 0, [Entry(record, ids)])
+def inputs_of(folder: Path, mesh: dict[str, int], *steps: list[torch.Tensor]) -> Path:
+    """A bundle of steps in each of which each rank reads ids."""
+    for step, ranks in enumerate(steps):
+        for rank, ids in enumerate(ranks):
+            record = {"kind": "data_id", "name": "ids", "call": 0, "dtype": "int64"}
+            record |= {"local_shape": list(ids.shape), "layout": "infer"}
+            _bundle.write_rank(folder, "run", rank, step, [Entry(record, ids)])
     axes = [{"axis": axis, "degree": degree} for axis, degree in mesh.items()]
-    _bundle.seal(folder, {"schema": 2, "run": "run", "mesh": axes, "steps": [0]})
+    _bundle.seal(folder, {"schema": 2, "run": "run", "mesh": axes, "steps": list(range(len(steps)))})
     return folder
 
 
@@ -183,3 +184,19 @@ def test_equal_samples_that_are_shared_out_are_no_copies(tmp_path: Path) -> None
     assert (
         check_samples(reference, inputs_of(tmp_path / "run", {"dp": 2, "cp": 2}, halves * 2)) == []
     )
+
+
+def test_a_step_that_is_left_out_is_no_batch_for_each_process(tmp_path: Path) -> None:
+    """Ranks read the samples of two steps in one, which are as many as the single process has."""
+    first, second, other = IDS, IDS + 50, IDS + 100
+    reference = inputs_of(tmp_path / "reference", {"dp": 1}, [first], [second])
+
+    def run(name: str, ids: torch.Tensor) -> Path:
+        ranks = [torch.cat([first.chunk(2)[dp], ids.chunk(2)[dp]]) for dp in (0, 1)]
+        return inputs_of(tmp_path / name, {"dp": 2}, ranks)
+
+    (skipped,) = check_samples(reference, run("skipped", second))
+    assert skipped.cause.id == "optimizer_step_skipped"
+    assert skipped.cause.numbers == {"steps": [0, 1]} and skipped.samples is None
+    (own,) = check_samples(reference, run("own", other))
+    assert own.cause.id == "own_samples_on_each_rank" and own.samples == 8

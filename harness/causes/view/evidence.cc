@@ -315,6 +315,14 @@ bool Evidence::explains_each(const Values& candidate, const View& view) const {
   return true;
 }
 
+std::optional<double> Evidence::factor_on(const View& view) const {
+  if (distance(view.actual, view.expected) <= tolerance() * norm_of(view.expected)) return 1;
+  const double squares = dot(view.expected, view.expected);
+  if (!is_telling(view.expected) || !is_telling(view.actual)) return std::nullopt;
+  const double factor = dot(view.actual, view.expected) / squares;
+  return explains_each(factor * view.expected, view) ? std::optional(factor) : std::nullopt;
+}
+
 std::vector<const View*> Evidence::bad_views() const {
   std::vector<const View*> bad;
   for (const int rank : bad_ranks()) {

@@ -57,6 +57,9 @@ class Evidence {
   /// The same of each element: what explains all but one explains nothing. Where the view is right
   /// the candidate must be so, too.
   [[nodiscard]] bool explains_each(const Values& candidate, const View& view) const;
+  /// The factor that explains each element of what a rank holds; nothing if there is none, or too
+  /// little to tell.
+  [[nodiscard]] std::optional<double> factor_on(const View& view) const;
   /// Wrong views of the wrong ranks; empty if bytes of one of them are not there.
   [[nodiscard]] std::vector<const View*> bad_views() const;
 

@@ -430,6 +430,27 @@ double rounded_to(double value, int bits) {
   return std::ldexp(std::nearbyint(std::ldexp(fraction, bits)), exponent - bits);
 }
 
+Values floats_in_bits(const Values& recorded, Dtype dtype) {
+  // ids and labels are much smaller than the bits of a normal number
+  constexpr double kMostIds = 0x1p24, kLargestInput = 1e9;
+  if (!recorded.defined() || (dtype != Dtype::kInt32 && dtype != Dtype::kInt64)) return {};
+  std::int64_t large = 0, zero = 0;
+  const Values own = recorded.contiguous();
+  for (const double number : own.flat()) {
+    if (number == 0) ++zero;
+    if (std::fabs(number) > kMostIds) ++large;
+  }
+  if (2 * large <= own.numel() - zero) return {};
+  Values numbers = own.map([dtype](double bits) -> double {
+    const auto whole = static_cast<std::int64_t>(bits);
+    return dtype == Dtype::kInt64 ? std::bit_cast<double>(whole)
+                                  : std::bit_cast<float>(static_cast<std::int32_t>(whole));
+  });
+  const bool are_inputs = numbers.all(
+      [](double number) { return std::isfinite(number) && std::fabs(number) < kLargestInput; });
+  return are_inputs ? numbers : Values();
+}
+
 Values log_sum_exp(const Values& values) {
   const Values rows = values.rows();
   const auto width = static_cast<std::size_t>(rows.size(1));

@@ -104,6 +104,10 @@ class Values {
 /// largest and smallest numbers are not known.
 [[nodiscard]] double rounded_to(double value, int bits);
 
+/// Inputs of floating point that were recorded as their bits, as the numbers that they are;
+/// undefined for anything else.
+[[nodiscard]] Values floats_in_bits(const Values& recorded, Dtype dtype);
+
 /// Logarithms of sums of exponentials over the last dim, which goes.
 [[nodiscard]] Values log_sum_exp(const Values& values);
 

@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <iterator>
 #include <map>
+#include <optional>
 #include <set>
 #include <tuple>
 #include <utility>
@@ -388,6 +389,69 @@ class JournalJudge {
 JournalVerdict judge_journals(const Bundle& judged, const Reference& reference,
                               const std::vector<std::string>& allowed) {
   return JournalJudge(judged, reference, allowed).judge();
+}
+
+namespace {
+
+/// Bytes of all gradients that a rank steps with.
+std::int64_t bytes_of_gradients(const RankTrace& rank, int step) {
+  std::int64_t bytes = 0;
+  for (const Record& record : rank.records) {
+    if (record.key.step == step && record.key.kind == RecordKind::kGrad &&
+        !is_gradient_besides(record.key))
+      bytes += numel_of(record.local_shape) * static_cast<std::int64_t>(size_of(record.dtype));
+  }
+  return bytes;
+}
+
+/// Where a rank reduces a gradient over at least these ranks, as its journal has it; nothing if it
+/// does not.
+std::optional<std::string> line_of_reduction(const Bundle& judged, const RankTrace& rank,
+                                             const RecordKey& key, const Ranks& over) {
+  const auto journal = judged.journals.find({key.step, rank.rank});
+  if (journal == judged.journals.end()) return std::nullopt;
+  const JournaledCall* bucket = nullptr;
+  std::int64_t bytes = 0;
+  for (const JournaledCall& call : journal->second.calls) {
+    const Ranks& group = journal->second.groups.at(call.group);
+    const bool has_all = std::ranges::all_of(
+        over, [&](int member) { return std::ranges::find(group, member) != group.end(); });
+    if (!is_reducing(call) || !is_floating(call.dtype) || !has_all) continue;
+    if (call.of == "gradient of " + key.name) return call.at;
+    if (!call.of.empty() || call.phase != "backward") continue;
+    bytes += call.bytes;
+    bucket = &call;
+  }
+  const std::int64_t all = bytes_of_gradients(rank, key.step);
+  return bucket != nullptr && all > 0 && bytes % all == 0 ? std::optional(bucket->at)
+                                                          : std::nullopt;
+}
+
+}  // namespace
+
+void tell_reductions(const Bundle& judged, Verdict& verdict) {
+  for (Finding& finding : verdict.findings) {
+    const bool is_local =
+        finding.cause.id == CauseId::kRankLocal || finding.cause.id == CauseId::kRankLocalPartial;
+    if (!is_local || finding.key.kind != RecordKind::kGrad || finding.ranks.empty()) continue;
+    for (const AxisDegree& axis : judged.trace.mesh.axes()) {
+      if (word_of(finding.cause.values, "axis") != name_of(axis.axis)) continue;
+      const Ranks over = judged.trace.mesh.group_of(finding.ranks.front(), axis.axis);
+      std::optional<std::string> line;
+      const bool is_reduced = std::ranges::all_of(over, [&](int member) {
+        line = line_of_reduction(judged, judged.trace.ranks.at(static_cast<std::size_t>(member)),
+                                 finding.key, over);
+        return line.has_value();
+      });
+      if (!is_reduced) continue;
+      NamedValues values = {{"reduced_at", *line}};
+      if (!line->empty())
+        values.push_back(
+            NamedValue::words("called_at", phrase(PhraseId::kCalledAt, {{"line", *line}})));
+      finding.cause.values.emplace_back("reduced_at", *line);
+      finding.diagnosis += phrase(PhraseId::kAlthoughReduced, values);
+    }
+  }
 }
 
 }  // namespace isoshard

@@ -30,6 +30,12 @@ struct JournalVerdict {
 [[nodiscard]] JournalVerdict judge_journals(const Bundle& judged, const Reference& reference,
                                             const std::vector<std::string>& allowed);
 
+/// Adds to causes that say that ranks hold summands of a gradient that a run's journals show its
+/// reduction over these ranks, in the same step: the value `reduced_at`, which is the line that
+/// calls, and words. Reductions of buckets have no name: they are of every gradient if they have
+/// as many bytes as all gradients of the rank, or a multiple.
+void tell_reductions(const Bundle& judged, Verdict& verdict);
+
 /// As many bytes of a step's reductions may be a logged number.
 inline constexpr std::int64_t kLoggedBytes = 64;
 

@@ -76,9 +76,13 @@ std::string_view advice_of(const std::string& stage) {
 }
 
 /// Words of a cause, and what they mean to somebody who does not know them.
-constexpr std::array<std::pair<std::string_view, std::string_view>, 6> kMeanings = {
+constexpr std::array<std::pair<std::string_view, std::string_view>, 7> kMeanings = {
     {{"dtype differs between ranks",
       "Some ranks round what others do not: a cast or autocast depends on the rank"},
+     {"the journal shows its reduction",
+      "Each rank has its own addend of a sum that was made, too: look at what is added to it "
+      "behind "
+      "the reduction, or was not there yet when it was called"},
      {"rank-local",
       "Each rank has its own addend of a sum that was never made: a reduction over "
       "these ranks is missing"},

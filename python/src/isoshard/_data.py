@@ -26,7 +26,7 @@ class CauseId:
     """An id of 'isoshard list causes', which the judge puts into words with these values."""
 
     id: str
-    numbers: dict[str, int] = field(default_factory=dict)
+    numbers: dict[str, int | list[int]] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
 
 
@@ -91,7 +91,7 @@ def check_samples(reference: Path, run: Path) -> list[Finding]:
                 wanted = _inputs(reference, step, 0)
                 ranks = [_inputs(run, step, rank) for rank in range(mesh.size)]
                 of_step = _about_calls(step, wanted, ranks)
-                whole = _about_whole(run, step, wanted, ranks, mesh)
+                whole = _about_whole(reference, run, step, wanted, ranks, mesh)
                 of_step += whole or _about_copies(run, step, wanted, mesh)
                 for finding in of_step:
                     key = (finding.name, finding.id, str(finding.numbers))
@@ -249,6 +249,7 @@ def _about_calls(
 
 
 def _about_whole(
+    reference: Path,
     run: Path,
     step: int,
     wanted: dict[str, list[Shape]],
@@ -286,12 +287,34 @@ def _about_whole(
                 "data_ranks": mesh.data_degree,
             },
         )
+        steps = _steps_read(reference, run, step, name, having)
+        if len(steps) > 1:
+            cause = CauseId("optimizer_step_skipped", {"steps": steps})
+            found.append(replace(finding, cause=cause))
+            continue
         if not _have_own_samples(run, step, name, having, mesh):
             found.append(finding)
             continue
         cause = CauseId("own_samples_on_each_rank", {"samples": samples * mesh.data_degree})
         found.append(replace(finding, cause=cause, samples=samples))
     return found
+
+
+def _steps_read(reference: Path, run: Path, step: int, name: str, having: list[int]) -> list[int]:
+    """The steps of the reference whose samples ranks read in one; empty if they read others, too."""
+    steps = _bundle.read_manifest(reference)["steps"]
+    known = {sample: s for s in reversed(steps) for sample in _samples(reference, s, 0, name)}
+    found = {known.get(s, -1) for rank in having for s in _samples(run, step, rank, name)}
+    return [] if -1 in found else sorted(found)
+
+
+def _samples(directory: Path, step: int, rank: int, name: str) -> list[bytes]:
+    tensors = _bundle.read_some_tensors(directory, step, rank, f"data_id/{name}/")
+    return [
+        _safetensors.bytes_of(sample.contiguous())
+        for key in sorted(tensors)
+        for sample in (tensors[key] if tensors[key].ndim > 0 else [])
+    ]
 
 
 def _have_own_samples(run: Path, step: int, name: str, having: list[int], mesh: Mesh) -> bool:
