@@ -22,7 +22,7 @@ from typing import Any
 from . import _environment, _launch, _program
 from ._failures import Failure, why_failed
 from ._mesh import Mesh, parse_mesh
-from ._processes import end_processes
+from ._processes import end_processes, no_collections
 from ._progress import Progress
 from ._seconds import Seconds
 from .errors import Divergence, RecordError, RunError, UsageError
@@ -83,7 +83,7 @@ def judge(options: JudgeOptions) -> int:
         if options.report is not None:
             _check_report(options.report)
         driver.require_script()
-        with seconds.measure("imports"):
+        with seconds.measure("imports"), no_collections():
             from . import _precision
 
         return _precision.judge(driver)
@@ -229,6 +229,10 @@ class Driver:
                 at = _launch.script_at(options.command)
                 script = None if at is None else options.command[at]
                 _fork.prepare(self.launch.script if self.launch is not None else script)
+                if self.precision == "float64":
+                    from . import _float64
+
+                    _float64.look_ahead()
 
     def run(self) -> int:
         """Makes all runs and returns the exit code of the verdict."""
