@@ -183,10 +183,17 @@ class Driver:
     """All runs of one precision, and the verdict on them."""
 
     def __init__(
-        self, options: JudgeOptions, folder: Path, seconds: Seconds, precision: str = "native"
+        self,
+        options: JudgeOptions,
+        folder: Path,
+        seconds: Seconds,
+        precision: str = "native",
+        limit: float = math.inf,
     ) -> None:
+        """`limit`: seconds that each run may take, where that is less than the timeout."""
         self.options, self.folder, self.seconds = options, folder, seconds
         self.precision = precision
+        self.limit = min(limit, options.timeout)
         self.caches = _environment.caches_of(folder)
         self.launch = None if options.execute else _launch.recognise(options.command)
         if self.launch is not None and _may_have_gpu():
@@ -441,7 +448,7 @@ class Driver:
         progress = Progress(path.name, path, self.options.steps)
         tick = (lambda: None) if self.options.quiet else progress.tick
         try:
-            codes = _codes_of(process, self.options.timeout, tick)
+            codes = _codes_of(process, self.limit, tick)
         finally:
             progress.end()
         manifest = path / "manifest.json"
@@ -459,6 +466,7 @@ class Driver:
                 first=getattr(process, "failed_first", None),
                 has_bundle=is_there,
                 is_reference=is_reference,
+                limit=self.limit,
             )
             raise RunError(why_failed(failure, self.options))
 
