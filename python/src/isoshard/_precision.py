@@ -318,9 +318,7 @@ def _write_rounded(native: Path, float64: Path, directory: Path) -> None:
         value = values.get(entry.tensor_name)
         if value is not None:
             dtype = _TORCH[record["dtype"]]
-            rounded = _rounded_to(
-                dtype, value, own[entry.tensor_name], _is_weight_or_data(record)
-            )
+            rounded = _rounded_to(dtype, value, own[entry.tensor_name], _is_weight_or_data(record))
             entries.append(Entry({**record, "local_shape": list(value.shape)}, rounded))
     _bundle.write_rank(directory, run, 0, 0, entries)
     for step in manifest["steps"][1:]:

@@ -65,7 +65,7 @@ def write_safetensors(
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
-    """The elements of a tensor on the CPU in row-major order, without numpy, which may be absent."""
+    """The elements of a CPU tensor in row-major order, without numpy, which may be absent."""
     tensor = tensor.detach().contiguous()
     return ctypes.string_at(tensor.data_ptr(), tensor.nbytes) if tensor.nbytes else b""
 
