@@ -45,8 +45,14 @@ def write_safetensors(
     path: Path,
     tensors: Sequence[tuple[str, torch.Tensor]],
     metadata: Mapping[str, str] | None = None,
+    *,
+    is_new: bool = False,
 ) -> None:
-    """Writes contiguous CPU tensors under their names, in this order."""
+    """Writes contiguous CPU tensors under their names, in this order.
+
+    `is_new`: a file that is there already is an error. (ext4 writes a file that replaces another
+    one to the disk when it is closed, and the program waits for that.)
+    """
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     at = 0
     for name, tensor in tensors:
@@ -58,10 +64,12 @@ def write_safetensors(
         at += tensor.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
+    with path.open("xb" if is_new else "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, tensor in tensors:
-            file.write(bytes_of(tensor))
+            whole = tensor.detach().contiguous()
+            if whole.nbytes:
+                file.write((ctypes.c_char * whole.nbytes).from_address(whole.data_ptr()))
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
