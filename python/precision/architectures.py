@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Architectures of transformers with a plan for tensor parallelism, as python -m matrix has them."""
+"""Architectures of transformers with a plan for tensor parallelism, as in python -m matrix."""
 
 from __future__ import annotations
 

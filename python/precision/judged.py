@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -14,10 +13,9 @@ from pathlib import Path
 from select import select
 from typing import IO, Any
 
-PRECISIONS = ("native", "float64")
-_LINE = re.compile(
-    r"^(native|float64) +(conforms|diverges|vacuous|no verdict|exit \d+) +([\d.]+) s(.*)$"
-)
+from isoshard._precision import FLOAT64, NATIVE, OUTCOMES
+
+PRECISIONS = (NATIVE, FLOAT64)
 _LIMIT = 1800.0  # seconds of both verdicts
 _SERVER = """
 import json, os, sys
@@ -55,20 +53,20 @@ class Judge:
 
     def __call__(self, words: Sequence[str]) -> dict[str, Verdict]:
         """The verdicts of `isoshard judge --precision both` with further words."""
-        report = self._folder / "report.json"
-        paths = {"native": report, "float64": report.with_stem("report.float64")}
-        for path in paths.values():
-            path.unlink(missing_ok=True)
-        options = ["--precision", "both", "--quiet", "--report", str(report)]
+        folder = self._folder / "judged"
+        outcomes = folder / OUTCOMES
+        outcomes.unlink(missing_ok=True)
+        options = ["--precision", "both", "--quiet", "--output-dir", str(folder)]
         text = self._call(["judge", *options, *words])
         found = {}
-        for line in text.splitlines():
-            match = _LINE.match(line)
-            if match:
-                precision, outcome, seconds, why = match.groups()
-                verdict = Verdict(outcome, float(seconds), why=why.removeprefix(": "))
-                if outcome in ("conforms", "diverges") and paths[precision].exists():
-                    read(json.loads(paths[precision].read_text()), verdict)
+        if outcomes.exists():
+            for outcome in json.loads(outcomes.read_text())["precisions"]:
+                precision, status = outcome["precision"], outcome["status"]
+                verdict = Verdict(status, outcome["seconds"], why=outcome["why"])
+                own = folder if precision == NATIVE else folder / precision
+                report = own / "report" / "report.json"
+                if status in ("conforms", "diverges") and report.exists():
+                    read(json.loads(report.read_text()), verdict)
                 found[precision] = verdict
         last = text.strip().splitlines()[-1:] or ["nothing was printed"]
         return {p: found.get(p, Verdict("no verdict", 0.0, why=last[0])) for p in PRECISIONS}

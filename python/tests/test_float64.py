@@ -140,6 +140,31 @@ def test_1_a_library_that_is_imported_later_sees_the_real_names(tmp_path: Path) 
     assert said(tmp_path, before, after, "_imports.install")["rows"] == 1
 
 
+def test_1_modules_that_were_looked_through_before_a_fork_get_names_and_readers(
+    tmp_path: Path,
+) -> None:
+    out = said(
+        tmp_path,
+        "import types\n"
+        "early, late = types.ModuleType('early'), types.ModuleType('late')\n"
+        "sys.modules['early'] = early\n"
+        "early.float32, early.load, early.half = torch.float32, torch.load, torch.half\n"
+        "_float64.look_ahead()\n"
+        "sys.modules['late'] = late\n"
+        "late.float32, late.load, early.half = torch.float32, torch.load, 'replaced'",
+        "out['names'] = [m.float32 is torch.float32 for m in (early, late)]\n"
+        "out['wide'] = real(torch.empty(1, dtype=early.float32))\n"
+        "out['readers'] = [hasattr(m.load, '_isoshard_reads') for m in (early, late)]\n"
+        "out['replaced'] = early.half",
+    )
+    assert out == {
+        "names": [True, True],
+        "wide": "torch.float64",
+        "readers": [True, True],
+        "replaced": "replaced",
+    }
+
+
 def test_2_readers_use_the_real_names_and_widen(tmp_path: Path) -> None:
     before = "torch.save({'w': torch.full((3,), 0.1), 'b': torch.ones(2).bfloat16()}, 'x.pt')"
     after = (

@@ -4,8 +4,10 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -15,7 +17,8 @@ import pytest
 from live_runs import EXAMPLES, needs, server
 
 from isoshard import UsageError, _environment, cli
-from isoshard._precision import Outcome, worse
+from isoshard._precision import Outcome, limit_after, worse
+from isoshard._seconds import Seconds
 
 pytestmark = needs("torch")
 
@@ -342,6 +345,40 @@ def test_9_without_a_double_of_an_operation_the_native_verdict_counts(tmp_path: 
     caught = f"try: {before}\n    except RuntimeError: pass"
     code, words, said = judged(tmp_path, "--precision", "both", before=caught)
     assert (code, words) == (0, BOTH), said
+
+
+_HANGS = "import time; (torch.float32 == torch.float64) and time.sleep(3600)"
+
+
+def test_10_a_hang_in_float64_is_ended_after_a_limit_of_its_own(tmp_path: Path) -> None:
+    script, folder = tmp_path / "train.py", tmp_path / "kept"
+    script.write_text(_SCRIPT.format(dtype="float32", before=_HANGS, after="pass", eps="1e-8"))
+    torchrun = str(Path(sys.executable).parent / "torchrun")
+    words = ["judge", "--precision", "both", "--output-dir", str(folder), "--timeout", "120"]
+    words += ["--", torchrun, "--nproc-per-node", "2", str(script)]
+    program = (
+        "import sys; from isoshard import _precision, cli\n"
+        "_precision._MOST_TIMES, _precision._LEAST_SECONDS = 0, 5.0\n"
+        "sys.exit(cli.main(sys.argv[1:]))"
+    )
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
+    result = subprocess.run([sys.executable, "-c", program, *words], env=environment, check=False)
+    assert result.returncode == 0
+    native, float64 = kept(folder)
+    assert [native["status"], float64["status"]] == ["conforms", "no verdict"]
+    assert [native["limit"], float64["limit"]] == [120.0, 5.0]
+
+
+@pytest.mark.parametrize(
+    "seconds, limit",
+    [({"run": 1.0, "reference": 2.0}, 30.0), ({"run": 20.0, "reference": 2.0}, 200.0)],
+)
+def test_10_the_limit_of_float64_follows_from_the_native_runs(
+    seconds: dict[str, float], limit: float
+) -> None:
+    native = Seconds()
+    native.parts.update(seconds)
+    assert limit_after(native) == limit
 
 
 def test_10_both_is_the_default(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,13 +132,13 @@ def write_rank(
     folder.mkdir(parents=True, exist_ok=True)
     stem = folder / rank_stem(rank)
     try:
-        stem.with_suffix(".safetensors").touch(exist_ok=False)
+        write_safetensors(
+            stem.with_suffix(".safetensors"),
+            [(e.tensor_name, e.tensor) for e in entries if e.form != "none"],
+            is_new=True,
+        )
     except FileExistsError:
         raise _second_writer(directory, rank) from None
-    write_safetensors(
-        stem.with_suffix(".safetensors"),
-        [(e.tensor_name, e.tensor) for e in entries if e.form != "none"],
-    )
     content: dict[str, Any] = {
         "schema": SCHEMA,
         "run": run,

@@ -203,7 +203,6 @@ def _install() -> None:
 
 def _kernel_of(name: str, operator: Any, behind: Any) -> Callable[..., Any]:
     # torch.compile would trace it where it breaks a graph for a collective, as in DDP's forward.
-    @torch._disable_dynamo
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
         if _journals and not getattr(_own, "depth", 0):
             for journal in _journals:
@@ -214,7 +213,9 @@ def _kernel_of(name: str, operator: Any, behind: Any) -> Callable[..., Any]:
                     journal.problem = " ".join(text.split())[:200]
         return operator.redispatch(keys & behind, *args, **kwargs)
 
-    return kernel
+    untyped: Any = torch
+    made: Callable[..., Any] = untyped._disable_dynamo(kernel)
+    return made
 
 
 def _tensors_of(value: Any) -> Iterator[torch.Tensor]:

@@ -22,9 +22,9 @@ def compiled_names(model: torch.nn.Module) -> list[str]:
     """Names of the outermost modules that torch.compile runs: hooks inside are not called."""
     found: list[str] = []
     for name, module in named_modules(model):
-        if "_orig_mod" in module._modules or is_compiled(module):
-            if not any(name == f or name.startswith(f + ".") or f == "" for f in found):
-                found.append(name)
+        is_one = "_orig_mod" in module._modules or is_compiled(module)
+        if is_one and not any(name == f or name.startswith(f + ".") or f == "" for f in found):
+            found.append(name)
     return found
 
 

@@ -57,7 +57,7 @@ class Finding:
 class Cause:
     """What makes a run differ from one process though nothing is wrong in it.
 
-    It shows first at the tensor that `kind` and `name` say. A cause without an id is given in words.
+    It shows first at the tensor that `kind` and `name` say. A cause without an id is in words.
     """
 
     step: int

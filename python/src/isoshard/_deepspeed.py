@@ -130,10 +130,10 @@ class EngineHooks(Hooks):
                     "grad", self._rename(name), parameter, safe_get_local_grad(parameter)
                 )
 
-    def _record_parameters(self) -> None:
+    def _record_parameters(self, *, is_final: bool = False) -> None:
         """In stage 3 the partitions, and small parameters that DeepSpeed keeps whole."""
         if not self.is_partitioned:
-            super()._record_parameters()
+            super()._record_parameters(is_final=is_final)
             return
         parameters: list[tuple[str, Any]] = list(named_parameters(self.model))
         for own, parameter in parameters:

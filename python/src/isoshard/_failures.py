@@ -31,6 +31,7 @@ class Failure:
     first: int | None  # the rank that failed before others did
     has_bundle: bool
     is_reference: bool
+    limit: float  # seconds that it might take
 
 
 def why_failed(failure: Failure, options: JudgeOptions) -> str:
@@ -43,8 +44,8 @@ def why_failed(failure: Failure, options: JudgeOptions) -> str:
     if codes is None:
         where = "\n".join(where_ranks_stood(failure.logs)) or _tail(failure)
         return (
-            f"Each run must end within {options.timeout:g} seconds, got one that still ran. Give "
-            f"--timeout a larger number if it needs more. When it was ended:\n{where}"
+            f"Each run must end within {failure.limit:.3g} seconds, got one that still ran. "
+            f"{_more_time(failure, options)} if it needs more. When it was ended:\n{where}"
         )
     tail = f"The last lines of {_whose(failure)} were:\n{_tail(failure)}"
     if failure.has_bundle:
@@ -73,6 +74,12 @@ def why_failed(failure: Failure, options: JudgeOptions) -> str:
         "--reference-command 'COMMAND' (fewer ranks, other arguments) or --reference BUNDLE. "
         f"{tail}"
     )
+
+
+def _more_time(failure: Failure, options: JudgeOptions) -> str:
+    if failure.limit < options.timeout:
+        return "Judge with --precision float64, where --timeout is the only limit,"
+    return "Give --timeout a larger number"
 
 
 def _failed_rank(failure: Failure) -> int:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import faulthandler
+import gc
 import importlib
 import json
 import os
@@ -28,7 +29,7 @@ import torch
 
 from ._auto import VARIABLE, AutoConfig, AutoRecorder, enter_precision, run_script
 from ._launch import Launch
-from ._processes import die_with_parent, end_processes
+from ._processes import die_with_parent, end_processes, no_collections
 
 #: Packages that may be imported before the fork. Others may start threads or look for devices.
 _PRELOADED = {"torch", "numpy", "transformers", "accelerate", "peft", "safetensors", "tokenizers"}
@@ -139,12 +140,13 @@ def renew_threads() -> None:
 def prepare(script: str | None) -> None:
     """Sets one thread and imports what the script imports of the known packages."""
     one_thread()
-    for module in _ALWAYS:
-        importlib.import_module(module)
-    if script is not None and Path(script).exists():
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            _preload(Path(script))
+    with no_collections():
+        for module in _ALWAYS:
+            importlib.import_module(module)
+        if script is not None and Path(script).exists():
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                _preload(Path(script))
 
 
 def _preload(script: Path) -> None:
@@ -176,7 +178,7 @@ def learn(logs: Path) -> None:
     path = logs / _MODULES
     if not path.exists():
         return
-    with warnings.catch_warnings():
+    with warnings.catch_warnings(), no_collections():
         warnings.simplefilter("ignore")
         for name in json.loads(path.read_text()):
             if name not in sys.modules:
@@ -265,6 +267,7 @@ def _log_to(log: Path) -> None:
 
 def _be_rank(launch: Launch, config: AutoConfig, log: Path, rank: int) -> int:
     die_with_parent()
+    gc.freeze()  # a collection would copy all pages of memory that the parent has filled
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
             signal.signal(number, signal.SIG_DFL)

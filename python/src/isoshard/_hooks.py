@@ -26,7 +26,8 @@ from ._dtensor import is_dtensor, local_of, reduced
 from ._inputs import as_ids, tensors_of
 from ._mesh import DATA_AXES
 from ._names import compiled_root, named_modules, named_parameters, own_class, unwrapped
-from ._recorder import Recorder, sum_of_losses
+from ._options import Layout
+from ._recorder import FlatPart, Recorder, sum_of_losses
 from ._settings import largest_learning_rate, masks_small_gradients, training_settings
 from ._shared_state import (
     is_shared_out,
@@ -403,9 +404,10 @@ class Hooks:
         if not self.recorder.active:
             return
         self._is_paused = False
-        self._record_state(optimizer)
         self._stepped.add(id(optimizer))
-        if len(self._stepped) >= len(self.optimizers):
+        is_last = len(self._stepped) >= len(self.optimizers)
+        self._record_state(optimizer, is_final=is_last)
+        if is_last:
             self.end_step()
 
     @not_journaled
@@ -416,7 +418,7 @@ class Hooks:
                 f"An optimizer step must have gradients, got none in step {self.recorder.step}. "
                 "Let the script call backward before it, and not zero_grad in between."
             )
-        self._record_parameters()
+        self._record_parameters(is_final=True)
         self._record_buffers()
         self.recorder.end_step()
         self._stepped, self._recorded, self._losses = set(), set(), []
@@ -466,7 +468,7 @@ class Hooks:
         axes = [*data_axes, "cp"] if "cp" in mesh.axes else data_axes
         self.recorder.scalar("loss", loss, layout=dict.fromkeys(axes, reduction))
 
-    def _record_state(self, optimizer: torch.optim.Optimizer) -> None:
+    def _record_state(self, optimizer: torch.optim.Optimizer, *, is_final: bool) -> None:
         for parameter, state in states_of(optimizer).items():
             name = self._names.get(id(parameter))
             if name is None:
@@ -479,11 +481,10 @@ class Hooks:
                 is_number |= value.ndim == 0
                 number = local_of(value).double().reshape(1) if is_number else None
                 kept = value if number is None else number
+                layout: Layout | FlatPart | None = None if number is None else "replicate"
                 if is_shared_out(optimizer):
-                    self.recorder.put("optimizer", whole, kept, layout=own_part(kept))
-                else:
-                    layout = None if number is None else "replicate"
-                    self.recorder.put("optimizer", whole, kept, layout=layout)
+                    layout = own_part(kept)
+                self.recorder.put("optimizer", whole, kept, layout=layout, is_final=is_final)
         if self.recorder.world_size > 1 and is_shared_out(optimizer):
             for parameter, key, nothing, place in states_of_others(optimizer):
                 name = self._names.get(id(parameter))
@@ -491,9 +492,9 @@ class Hooks:
                     whole = f"{self._rename(name)}.{key}"
                     self.recorder.put("optimizer", whole, nothing, layout=place)
 
-    def _record_parameters(self) -> None:
+    def _record_parameters(self, *, is_final: bool = False) -> None:
         for name, parameter in self._parameters():
-            self.recorder.put("param", self._rename(name), parameter)
+            self.recorder.put("param", self._rename(name), parameter, is_final=is_final)
 
     def _parameters(self) -> list[tuple[str, torch.Tensor]]:
         """The model's parameters and those outside, by name."""

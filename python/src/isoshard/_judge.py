@@ -22,7 +22,7 @@ from typing import Any
 from . import _environment, _launch, _program
 from ._failures import Failure, why_failed
 from ._mesh import Mesh, parse_mesh
-from ._processes import end_processes
+from ._processes import end_processes, no_collections
 from ._progress import Progress
 from ._seconds import Seconds
 from .errors import Divergence, RecordError, RunError, UsageError
@@ -83,7 +83,7 @@ def judge(options: JudgeOptions) -> int:
         if options.report is not None:
             _check_report(options.report)
         driver.require_script()
-        with seconds.measure("imports"):
+        with seconds.measure("imports"), no_collections():
             from . import _precision
 
         return _precision.judge(driver)
@@ -183,10 +183,17 @@ class Driver:
     """All runs of one precision, and the verdict on them."""
 
     def __init__(
-        self, options: JudgeOptions, folder: Path, seconds: Seconds, precision: str = "native"
+        self,
+        options: JudgeOptions,
+        folder: Path,
+        seconds: Seconds,
+        precision: str = "native",
+        limit: float = math.inf,
     ) -> None:
+        """`limit`: seconds that each run may take, where that is less than the timeout."""
         self.options, self.folder, self.seconds = options, folder, seconds
         self.precision = precision
+        self.limit = min(limit, options.timeout)
         self.caches = _environment.caches_of(folder)
         self.launch = None if options.execute else _launch.recognise(options.command)
         if self.launch is not None and _may_have_gpu():
@@ -229,6 +236,10 @@ class Driver:
                 at = _launch.script_at(options.command)
                 script = None if at is None else options.command[at]
                 _fork.prepare(self.launch.script if self.launch is not None else script)
+                if self.precision == "float64":
+                    from . import _float64
+
+                    _float64.look_ahead()
 
     def run(self) -> int:
         """Makes all runs and returns the exit code of the verdict."""
@@ -437,7 +448,7 @@ class Driver:
         progress = Progress(path.name, path, self.options.steps)
         tick = (lambda: None) if self.options.quiet else progress.tick
         try:
-            codes = _codes_of(process, self.options.timeout, tick)
+            codes = _codes_of(process, self.limit, tick)
         finally:
             progress.end()
         manifest = path / "manifest.json"
@@ -455,6 +466,7 @@ class Driver:
                 first=getattr(process, "failed_first", None),
                 has_bundle=is_there,
                 is_reference=is_reference,
+                limit=self.limit,
             )
             raise RunError(why_failed(failure, self.options))
 

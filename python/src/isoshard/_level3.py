@@ -166,9 +166,9 @@ def check(
     _program.find()
     folder = Path(keep) if keep is not None else Path(tempfile.mkdtemp(prefix="isoshard-check-"))
     folder.mkdir(parents=True, exist_ok=True)
-    options = _options(not_recorded, partial, grad_scale)
+    words = _options(not_recorded, partial, grad_scale)
     try:
-        report = _judge(case, folder, workers or _workers, options, wanted)
+        report = _judge(case, folder, workers or _workers, words, wanted)
     finally:
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)

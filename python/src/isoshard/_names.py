@@ -89,6 +89,7 @@ def _shards_by_id(model: torch.nn.Module) -> dict[int, torch.nn.Parameter]:
 
 def reshard(model: torch.nn.Module) -> None:
     """Lets FSDP2 gather anew for the next forward pass, which then reads changed shards."""
+    module: Any
     for module in model.modules():
         if hasattr(module, "_get_fsdp_state"):
             module.reshard()

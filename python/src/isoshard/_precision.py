@@ -33,6 +33,9 @@ OUTCOMES = "precisions.json"
 _SCHEMA = 1
 _CONFORMS, _DIVERGES, _INFRASTRUCTURE = 0, 1, 4
 _TORCH = {name: OF_HEADER[header] for name, header in DTYPES.values()}
+#: A run in float64 is ended after this many times the seconds of the longest native run, and not
+#: before it has taken _LEAST_SECONDS.
+_MOST_TIMES, _LEAST_SECONDS = 10, 30.0
 _REPORTS = ("report.json", "report.txt", "junit.xml")
 BRANCHES = "branches on dtypes, casts and byte sizes are judged by the native run only"
 
@@ -45,6 +48,7 @@ class Outcome:
     code: int | None = None
     status: str = "no verdict"  # as in report.json: conforms, diverges, vacuous, ...
     seconds: float = 0.0
+    limit: float | None = None  # seconds that each of its runs might take, if it was judged
     why: str = ""
     notes: list[str] = field(default_factory=list)
     #: largest relative_error, judged share_of_steps, would_miss; as in report.json.
@@ -83,6 +87,7 @@ def judge(driver: Driver) -> int:
     outcomes: list[Outcome] = []
     if options.precision != FLOAT64:
         with _timed(NATIVE, outcomes) as outcome:
+            outcome.limit = driver.limit
             outcome.take(driver.run(), _report_of(driver))
     if options.precision != NATIVE and why_not:
         outcomes.append(Outcome(FLOAT64, why=f"--precision float64 {why_not}"))
@@ -175,7 +180,10 @@ def _judge_in_float64(native: Driver, outcome: Outcome, *, is_alone: bool) -> No
     folder = native.folder / FLOAT64
     given = native.options
     report = given.report if is_alone or given.report is None else _in_float64(given.report)
-    driver = Driver(dataclasses.replace(given, report=report), folder, Seconds(), precision=FLOAT64)
+    limit = math.inf if is_alone else limit_after(native.seconds)
+    options = dataclasses.replace(given, report=report)
+    driver = Driver(options, folder, Seconds(), FLOAT64, limit)
+    outcome.limit = driver.limit
     driver.prepare()
     trusted = native.folder / "reference"
     if is_alone:
@@ -203,6 +211,12 @@ def _judge_in_float64(native: Driver, outcome: Outcome, *, is_alone: bool) -> No
     elif outcome.code not in (_CONFORMS, _DIVERGES):
         outcome.why = f"{_program.NAME} ended with exit code {outcome.code}"
         outcome.code, outcome.status = None, "no verdict"
+
+
+def limit_after(native: Seconds) -> float:
+    """Seconds that a run in float64 may take after native ones of which the longest took some."""
+    longest = max(native.parts.get(part, 0.0) for part in ("reference", "run"))
+    return max(_LEAST_SECONDS, _MOST_TIMES * longest)
 
 
 def why_changed(wrong: str) -> str:
@@ -304,9 +318,7 @@ def _write_rounded(native: Path, float64: Path, directory: Path) -> None:
         value = values.get(entry.tensor_name)
         if value is not None:
             dtype = _TORCH[record["dtype"]]
-            rounded = _rounded_to(
-                dtype, value, own[entry.tensor_name], _is_weight_or_data(record)
-            )
+            rounded = _rounded_to(dtype, value, own[entry.tensor_name], _is_weight_or_data(record))
             entries.append(Entry({**record, "local_shape": list(value.shape)}, rounded))
     _bundle.write_rank(directory, run, 0, 0, entries)
     for step in manifest["steps"][1:]:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from . import _bundle, _settings
+from ._arena import Arena
 from ._bundle import Entry
 from ._calls import journal_of_recorder
 from ._dtensor import Place, axes_of_mesh_dims, is_dtensor, local_of, place_of
@@ -111,6 +112,7 @@ class Recorder:
         self._calls: dict[tuple[str, str], int] = {}
         self._axes_of: dict[Any, list[list[str]]] = {}  # by DeviceMesh
         self._entries: list[Entry] = []
+        self._arena = Arena()
         self.run = self._agree_on_run()
         self.comparison: WhatDiffers | None = None
         if compare_with is not None:
@@ -135,9 +137,11 @@ class Recorder:
         grad_scale: float = 1.0,
         micro: int | None = None,
         call: int | None = None,
+        is_final: bool = False,
     ) -> None:
         """Records a tensor; `layout` is what is known of its place if it is no DTensor.
 
+        `is_final`: nothing changes it before the step ends, so that it is not copied.
         Tensors of several micro-batches (`micro`) with the same name and call become one record
         at the end of the step (isoshard._micro_batches).
         """
@@ -154,10 +158,10 @@ class Recorder:
                     return
                 if isinstance(result, Mapping):
                     for part, tensor in result.items():
-                        self._add(kind, part, tensor, layout, grad_scale, micro, call)
+                        self._add(kind, part, tensor, layout, grad_scale, micro, call, is_final)
                     return
                 value = result
-            self._add(kind, name, value.detach(), layout, grad_scale, micro, call)
+            self._add(kind, name, value.detach(), layout, grad_scale, micro, call, is_final)
 
     def scalar(self, name: str, value: Any, *, layout: Layout = "replicate") -> None:
         """Records a number, in fp64."""
@@ -180,6 +184,7 @@ class Recorder:
         grad_scale: float,
         micro: int | None,
         call: int | None,
+        is_final: bool,
     ) -> None:
         what = f"{kind}/{name}"
         is_number = kind == "optimizer" and layout == "replicate"  # it has no dim to be cut
@@ -213,7 +218,8 @@ class Recorder:
         if self.comparison is not None and micro is None:
             entry = self.comparison.offer(record, local, self.step)
         if entry is None:
-            entry = Entry(record, local.to("cpu", copy=True).contiguous(), micro)
+            copied = local.to("cpu").contiguous() if is_final else self._arena.copy(local)
+            entry = Entry(record, copied, micro)
         self._entries.append(entry)
 
     def _say(self, record: dict[str, Any], layout: Layout) -> None:
@@ -351,6 +357,7 @@ class Recorder:
             self.steps.append(self.step)
         self.step += 1
         self._entries, self._calls = [], {}
+        self._arena.clear()
 
     def _wait_for_folder(self) -> None:
         # Rank 0 empties the folder first, so its file of the step says that it is ready.
@@ -363,6 +370,7 @@ class Recorder:
         if self._entries and self.steps and self.step == 0:
             self.end_step()
         self.active = False
+        self._arena = Arena()
         self.journal.stop()
         if self.comparison is not None:
             self.comparison.close()

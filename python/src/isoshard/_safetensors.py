@@ -45,8 +45,14 @@ def write_safetensors(
     path: Path,
     tensors: Sequence[tuple[str, torch.Tensor]],
     metadata: Mapping[str, str] | None = None,
+    *,
+    is_new: bool = False,
 ) -> None:
-    """Writes contiguous CPU tensors under their names, in this order."""
+    """Writes contiguous CPU tensors under their names, in this order.
+
+    `is_new`: a file that is there already is an error. (ext4 writes a file that replaces another
+    one to the disk when it is closed, and the program waits for that.)
+    """
     header: dict[str, object] = {"__metadata__": dict(metadata)} if metadata else {}
     at = 0
     for name, tensor in tensors:
@@ -58,14 +64,16 @@ def write_safetensors(
         at += tensor.nbytes
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
+    with path.open("xb" if is_new else "wb") as file:
         file.write(len(text).to_bytes(8, "little") + text)
         for _, tensor in tensors:
-            file.write(bytes_of(tensor))
+            whole = tensor.detach().contiguous()
+            if whole.nbytes:
+                file.write((ctypes.c_char * whole.nbytes).from_address(whole.data_ptr()))
 
 
 def bytes_of(tensor: torch.Tensor) -> bytes:
-    """The elements of a tensor on the CPU in row-major order, without numpy, which may be absent."""
+    """The elements of a CPU tensor in row-major order, without numpy, which may be absent."""
     tensor = tensor.detach().contiguous()
     return ctypes.string_at(tensor.data_ptr(), tensor.nbytes) if tensor.nbytes else b""
 

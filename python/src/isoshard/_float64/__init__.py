@@ -5,6 +5,7 @@
 are then so small that a wrong factor of 1 + 1e-9 is seen. The modules, in the order of their work:
 
 _names         torch.float32, bfloat16, half, ... are float64, and remember what was asked for
+_copies        modules that imported a name or a function by name are found
 _imports       libraries are imported with the real names
 _tables        places where two dtypes are one key are named
 _strays        narrow tensors that come from elsewhere (numpy, old constructors) are widened
@@ -24,6 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from . import (
+    _copies,
     _draws,
     _imports,
     _kernels,
@@ -35,7 +37,13 @@ from . import (
     _tables,
 )
 
-__all__ = ["begin_program", "enter", "is_on", "leaving_notes", "write_notes"]
+__all__ = ["begin_program", "enter", "is_on", "leaving_notes", "look_ahead", "write_notes"]
+
+
+def look_ahead() -> None:
+    """Does what is slow in `enter` for all processes that are forked from this one."""
+    _imports.load_owners_of_tables()
+    _copies.look_ahead([*_names.narrow_dtypes(), *_readers.readers()])
 
 
 def enter() -> None:

@@ -94,11 +94,11 @@ def _normal(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(*args, **kwargs) if is_paused() or tensors else factory(*args, **kwargs)
         wanted = asked_of(tensors[0])
         with real_names():
-            args = [v.to(wanted) if isinstance(v, torch.Tensor) else v for v in args]
+            given = [v.to(wanted) if isinstance(v, torch.Tensor) else v for v in args]
             for key, value in kwargs.items():
                 if isinstance(value, torch.Tensor):
                     kwargs[key] = value.to(wanted)
-            wide = original(*args, **kwargs).to(wide_of(wanted))
+            wide = original(*given, **kwargs).to(wide_of(wanted))
         tag(wide, wanted)
         return wide
 

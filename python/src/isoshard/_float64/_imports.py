@@ -13,7 +13,7 @@ import os
 import site
 import sys
 import sysconfig
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -52,16 +52,6 @@ def install() -> None:
 def after_import(function: Callable[[str, Any], None]) -> None:
     """Has a function called with the name and the module after each import of a library's."""
     _afterwards.append(function)
-
-
-def replace_copies(replaced: Mapping[int, Any]) -> None:
-    """Puts objects in place of others, by id, in all modules that imported these by name."""
-    if not replaced:
-        return
-    for module in list(sys.modules.values()):
-        content = getattr(module, "__dict__", {})
-        for name in [n for n, value in content.items() if id(value) in replaced]:
-            content[name] = replaced[id(content[name])]
 
 
 class _WithRealNames(importlib.abc.MetaPathFinder):

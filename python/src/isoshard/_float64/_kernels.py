@@ -7,6 +7,7 @@ Others that have none end the run, and their error is the reason why float64 giv
 from __future__ import annotations
 
 import warnings
+from typing import Any
 
 import torch
 
@@ -18,7 +19,8 @@ def install() -> None:
     """Puts kernels in place of torch's, below autograd and DTensor, which know the operations."""
     if not hasattr(torch.ops.aten, "_grouped_mm"):
         return
-    library = torch.library.Library("aten", "IMPL")
+    untyped: Any = torch.library
+    library = untyped.Library("aten", "IMPL")
     with warnings.catch_warnings():  # that there was a kernel before
         warnings.simplefilter("ignore")
         for key in _KEYS:

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 
 from ..errors import RunError
+from ._copies import copies_of
 
 #: Attributes of torch, the dtype that they name, and the one that stands for it.
 _NARROW = {
@@ -87,6 +88,11 @@ def name_of(dtype: torch.dtype) -> torch.dtype:
 def asked_by_default() -> torch.dtype:
     """What torch.get_default_dtype would be."""
     return _asked_by_default
+
+
+def narrow_dtypes() -> list[torch.dtype]:
+    """The dtypes that get another name."""
+    return list(_NARROW)
 
 
 def install() -> None:
@@ -165,13 +171,9 @@ def _get_default_dtype() -> torch.dtype:
 def _rebind_copies() -> None:
     """Modules outside torch that wrote `from torch import float32` before get the names, too."""
     wanted = {name for attributes, _ in _NARROW.values() for name in attributes}
-    for path, module in list(sys.modules.items()):
-        if path.split(".")[0] in ("torch", "isoshard"):
-            continue
-        content = getattr(module, "__dict__", {})
-        for attribute in wanted & content.keys():
-            if isinstance(content[attribute], torch.dtype):
-                setattr(module, attribute, name_of(content[attribute]))
+    for path, content, name in copies_of(_name_of.keys()):
+        if name in wanted and path.split(".")[0] not in ("torch", "isoshard"):
+            content[name] = name_of(content[name])
 
 
 def _made_name(narrow: torch.dtype, wide: torch.dtype) -> torch.dtype:

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from ._imports import after_import, replace_copies
+from ._copies import replace_copies
+from ._imports import after_import
 from ._names import WIDE_OF, asked, is_paused, real_names
 from ._strays import _made_wide, become
 
@@ -33,6 +34,12 @@ _READERS = (
     ("safetensors.torch", "save_file"),
     ("safetensors.torch", "save_model"),
 )
+
+
+def readers() -> list[Any]:
+    """The functions that `install` would wrap now."""
+    found = [getattr(sys.modules.get(module), name, None) for module, name in _READERS]
+    return [function for function in found if function is not None]
 
 
 def install() -> None:

@@ -26,22 +26,46 @@ from ._notes import see, see_failed, see_outside
 from ._tags import asked_of, has_tags, tag
 
 _FACTORIES = frozenset(
-    "empty zeros ones full empty_strided eye linspace logspace arange tensor as_tensor "
-    "scalar_tensor".split()
+    [
+        "empty",
+        "zeros",
+        "ones",
+        "full",
+        "empty_strided",
+        "eye",
+        "linspace",
+        "logspace",
+        "arange",
+        "tensor",
+        "as_tensor",
+        "scalar_tensor",
+    ]
 )
 #: They may be given an array of numpy.
-_OF_ARRAYS = frozenset("tensor as_tensor asarray".split())
+_OF_ARRAYS = frozenset(["tensor", "as_tensor", "asarray"])
 #: They make a tensor of the first argument's dtype.
 _ALIKE = frozenset(
-    "empty_like zeros_like ones_like full_like clone new_empty new_zeros new_ones new_full "
-    "new_tensor new_empty_strided detach_copy".split()
+    [
+        "empty_like",
+        "zeros_like",
+        "ones_like",
+        "full_like",
+        "clone",
+        "new_empty",
+        "new_zeros",
+        "new_ones",
+        "new_full",
+        "new_tensor",
+        "new_empty_strided",
+        "detach_copy",
+    ]
 )
 _CASTS = {"float": torch.float32, "half": torch.float16, "bfloat16": torch.bfloat16}
 _CASTS |= {"double": torch.float64}
 _COMPLEX_CASTS = {"cfloat": torch.complex64, "chalf": torch.complex32}
 _DOUBLE, _FLOAT = torch.float64, torch.float32
 #: They answer with a dtype or a bool, and compute nothing.
-_OF_DTYPES_ALONE = frozenset("promote_types result_type can_cast".split())
+_OF_DTYPES_ALONE = frozenset(["promote_types", "result_type", "can_cast"])
 #: What kernels say that do not take float64.
 _OF_DTYPES = re.compile(r"double|float64|bfloat16|half|float8|dtype|scalar ?type", re.IGNORECASE)
 #: By id, because all dtypes have one hash here.
@@ -52,7 +76,8 @@ _TYPES = {
 }
 _GETTERS = python_types.MethodWrapperType
 #: As torch hands attributes to a mode.
-_GET_DTYPE, _GET_GRAD = torch.Tensor.dtype.__get__, torch.Tensor.grad.__get__
+_TENSOR: Any = torch.Tensor
+_GET_DTYPE, _GET_GRAD = _TENSOR.dtype.__get__, _TENSOR.grad.__get__
 
 _is_preparing = True  # until the first optimizer is built
 
@@ -67,7 +92,8 @@ def install() -> None:
         setattr(owner, name, _widening(getattr(owner, name)))
     parser: Any = torch._C._nn
     parser._parse_to = _parsing(parser._parse_to)
-    _Widening().__enter__()
+    mode: Any = _Widening()
+    mode.__enter__()
     kind: Any = threading.Thread
     begin = kind._bootstrap_inner
 
@@ -102,11 +128,12 @@ def _install_end_of_preparation() -> None:
 def _install_in_backward() -> None:
     """A mode sees `Tensor.backward` as a whole and is off below it, where hooks and Python run."""
     owner: Any = torch.autograd
+    overrides: Any = torch.overrides
     original = owner.graph._engine_run_backward
 
     @functools.wraps(original)
     def run(*args: Any, **kwargs: Any) -> Any:
-        modes = torch.overrides._get_current_function_mode_stack()
+        modes = overrides._get_current_function_mode_stack()
         if any(isinstance(mode, _Widening) for mode in modes):
             return original(*args, **kwargs)
         with _Widening():
@@ -292,7 +319,8 @@ def become(tensor: torch.Tensor, other: torch.Tensor) -> None:
 
 
 def _cast(tensor: torch.Tensor, to: torch.dtype, kwargs: dict[str, Any]) -> torch.Tensor:
-    return _to(torch.Tensor.to, [tensor, _DOUBLE], kwargs, to)
+    result: torch.Tensor = _to(torch.Tensor.to, [tensor, _DOUBLE], kwargs, to)
+    return result
 
 
 def _to(func: Callable[..., Any], args: Any, kwargs: dict[str, Any], to: torch.dtype) -> Any:

@@ -34,11 +34,13 @@ def _install_compile() -> None:
         compile(module)
 
     torch.compile = compile
-    torch.nn.Module.compile = compile_module  # type: ignore[method-assign]
+    kind: Any = torch.nn.Module
+    kind.compile = compile_module
     # What was compiled before this runs as it is, too.
     os.environ.update(TORCHDYNAMO_DISABLE="1", TORCH_COMPILE_DISABLE="1")
-    if "torch._dynamo.config" in sys.modules:
-        sys.modules["torch._dynamo.config"].disable = True
+    config: Any = sys.modules.get("torch._dynamo.config")
+    if config is not None:
+        config.disable = True
 
 
 def _install_autocast() -> None:
@@ -79,9 +81,8 @@ def _install_compressed_reductions() -> None:
 
     @functools.wraps(register)
     def new_register(self: Any, comm_hook_type: Any) -> None:
-        import torch.distributed as dist
-
+        untyped: Any = torch.distributed
         note("DDP's built-in compression was left out: gradients are reduced in float64")
-        register(self, dist.BuiltinCommHookType.ALLREDUCE)
+        register(self, untyped.BuiltinCommHookType.ALLREDUCE)
 
     kind._register_builtin_comm_hook = new_register
