@@ -151,7 +151,8 @@ def inputs_of(folder: Path, mesh: dict[str, int], *steps: list[torch.Tensor]) ->
             record |= {"local_shape": list(ids.shape), "layout": "infer"}
             _bundle.write_rank(folder, "run", rank, step, [Entry(record, ids)])
     axes = [{"axis": axis, "degree": degree} for axis, degree in mesh.items()]
-    _bundle.seal(folder, {"schema": 2, "run": "run", "mesh": axes, "steps": list(range(len(steps)))})
+    numbers = list(range(len(steps)))
+    _bundle.seal(folder, {"schema": 2, "run": "run", "mesh": axes, "steps": numbers})
     return folder
 
 

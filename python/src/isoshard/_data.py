@@ -301,7 +301,7 @@ def _about_whole(
 
 
 def _steps_read(reference: Path, run: Path, step: int, name: str, having: list[int]) -> list[int]:
-    """The steps of the reference whose samples ranks read in one; empty if they read others, too."""
+    """The steps of the reference whose samples ranks read in one; empty if they read others."""
     steps = _bundle.read_manifest(reference)["steps"]
     known = {sample: s for s in reversed(steps) for sample in _samples(reference, s, 0, name)}
     found = {known.get(s, -1) for rank in having for s in _samples(run, step, rank, name)}
