@@ -181,6 +181,9 @@ std::optional<double> bits_left(std::span<const Wrong> wrong, const Extents& ext
       const std::int64_t place = place_of(w, extent.dim, i);
       const bool is_in = place >= extent.first && place <= extent.last;
       const double predicted = is_in ? changed(w, extent, i, change, number) : w.right(i);
+      // what is made 0 is 0, and nothing small
+      if (is_in && change == Change::kZero && w.target->base.empty() && w.seen(i) != 0)
+        return std::nullopt;
       const double left = std::fabs(w.seen(i) - predicted);
       const double unit = w.unit[static_cast<std::size_t>(i)];
       if (!(left <= kLeft * std::fabs(w.seen(i) - w.right(i)) + kWrong * unit)) return std::nullopt;

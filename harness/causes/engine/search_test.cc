@@ -109,6 +109,16 @@ TEST(CauseSearch, NamesColumnsThatAreZero) {
   EXPECT_EQ(best->where, (std::vector<Extent>{{1, 2, 4}}));
 }
 
+TEST(CauseSearch, TakesAVerySmallFactorForNoZero) {
+  Copies copies({4, 8}, 1);
+  copies.change(0, 0, copies.count() - 1, [](double x, std::int64_t) { return 1e-7 * x; });
+
+  const auto best = copies.best();
+
+  ASSERT_TRUE(best.has_value());
+  EXPECT_EQ(best->change, Change::kScale);
+}
+
 TEST(CauseSearch, NamesTheShiftOfAPart) {
   Copies copies({6, 8}, 1);
   const std::vector<double> right = copies.right();
