@@ -410,6 +410,9 @@ Cause cause_of_runs(const Evidence& e, const Shares& shares, const std::vector<d
     if (common.size() % parts != 0) continue;
     std::vector<double> of_parts = weights_of_parts(common, parts, near);
     if (of_parts.empty()) continue;
+    // one weight is a scale, and of nothing that is known nothing is said
+    if (std::ranges::all_of(of_parts, [&](double w) { return fits_weight(w, of_parts[0], near); }))
+      return {};
     if (std::ranges::any_of(of_parts, [](double w) { return std::isnan(w); })) return {};
     std::vector<int> right, missing, others;
     bool are_named = true;
@@ -424,7 +427,6 @@ Cause cause_of_runs(const Evidence& e, const Shares& shares, const std::vector<d
         are_named = are_named && (is_near(weight, static_cast<double>(parts), near) ||
                                   e.formula_of(weight, near).has_value());
     }
-    if (right.size() == parts || missing.size() == parts) return {};
     const int last = static_cast<int>(parts) - 1;
     if (others.empty())
       return make_cause(CauseId::kMicroBatchMissing,

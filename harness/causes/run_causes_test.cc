@@ -473,6 +473,9 @@ TEST(RunCauses, MicroBatchesOfAPassAreTold) {
     EXPECT_THAT(weights_are({1, 0.61, 1.73, 1}, from_loss), IsNoCause())
         << "any weights fit something";
   }
+  EXPECT_THAT(weights_are({2, 2, 2, 2}, false),
+              IsCause(CauseId::kScaleOfFormula, {{"scale", 2}, {"formula", "dp"}}))
+      << "one weight for all";
   EXPECT_THAT(weights_are({.weights = {{0, 0, 1, 1}, {1, 1, 0, 0}}}), IsNoCause())
       << "not the same on both ranks";
 }
