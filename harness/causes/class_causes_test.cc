@@ -484,10 +484,10 @@ TEST(ClassCauses, NoiseHasNoCause) {
     const double size = std::pow(10, -4 + trial % 5);
     const Cause cause = cause_of_one(
         kKinds.at(static_cast<std::size_t>(trial) % kKinds.size()), values({6, 8}, trial),
-        [&](at::Tensor v, int dp, int tp) {
-          const bool is_alone = trial % 3 == 1 && dp != 0, is_of_tp = trial % 3 == 2 && tp != 1;
+        [&](at::Tensor v, int dp, int of_tp) {
+          const bool is_alone = trial % 3 == 1 && dp != 0, is_of_tp = trial % 3 == 2 && of_tp != 1;
           if (is_alone || is_of_tp) return v;
-          const int seed = 1000 + trial + (trial % 2 == 0 ? 0 : 7 * dp + tp);
+          const int seed = 1000 + trial + (trial % 2 == 0 ? 0 : 7 * dp + of_tp);
           return v + size * values({6, 8}, seed);
         },
         trial % 5 == 4 ? "m.x.exp_avg" : "m.x");
