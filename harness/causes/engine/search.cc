@@ -14,7 +14,6 @@ namespace {
 
 constexpr std::int64_t kMostPlaces = 8;  ///< of a shift
 constexpr double kWrong = 4;             ///< in units of what roundings may do
-constexpr double kLeft = 0.25;           ///< share of an element's error that may be left
 constexpr double kLeastSeen = 0.25;      ///< share of an extent's elements that are off
 constexpr std::array kChanges = {Change::kZero, Change::kScale, Change::kOffset, Change::kShift,
                                  Change::kRound};
@@ -186,7 +185,7 @@ std::optional<double> bits_left(std::span<const Wrong> wrong, const Extents& ext
         return std::nullopt;
       const double left = std::fabs(w.seen(i) - predicted);
       const double unit = w.unit[static_cast<std::size_t>(i)];
-      if (!(left <= kLeft * std::fabs(w.seen(i) - w.right(i)) + kWrong * unit)) return std::nullopt;
+      if (!(left <= kWrong * unit)) return std::nullopt;
       bits += bits_of_error(left / unit);
     }
   }
