@@ -271,18 +271,22 @@ std::vector<Order> orders_of_chunks(int cp) {
   return orders;
 }
 
-/// Whether what attention gives in another way explains the boxes: each that is clearly wrong, of
-/// which there must be one, and the others near the reference.
+/// Whether what attention gives in another way explains a box. One that is near the reference needs
+/// a candidate that is near, too.
+bool explains_box(const Evidence& e, const Values& whole, const View& view) {
+  const Values own = whole.cut(view.box.global_offset, view.box.size);
+  const double near = 4 * e.tolerance() * norm_of(view.expected);
+  return distance(view.actual, view.expected) <= near ? distance(own, view.expected) <= near
+                                                      : e.explains_each(own, view);
+}
+
+/// The same of all wrong boxes, of which one at least must be far from the reference.
 bool explains_boxes(const Evidence& e, const Values& whole, const std::vector<View>& boxes) {
-  bool is_any_clear = false;
-  for (const View& view : boxes) {
-    const Values own = whole.cut(view.box.global_offset, view.box.size);
-    const double near = 4 * e.tolerance() * norm_of(view.expected);
-    const bool is_clear = distance(view.actual, view.expected) > near;
-    if (is_clear ? !e.explains_each(own, view) : distance(own, view.expected) > near) return false;
-    is_any_clear = is_any_clear || is_clear;
-  }
-  return is_any_clear;
+  const auto is_far = [&](const View& view) {
+    return distance(view.actual, view.expected) > 4 * e.tolerance() * norm_of(view.expected);
+  };
+  return std::ranges::any_of(boxes, is_far) &&
+         std::ranges::all_of(boxes, [&](const View& view) { return explains_box(e, whole, view); });
 }
 
 /// What wrong ranks hold, a view each box. Empty if bytes of one of them are not there.
@@ -385,7 +389,7 @@ Cause cause_own_queries(const Evidence& e) {
       whole = gradient_of_keys(*attention, dcore, own, is_of_values);
       if (is_of_values) whole = by_tokens(whole);
     }
-    if (whole.shape() != e.whole.shape() || !explains_boxes(e, whole, {view})) return {};
+    if (whole.shape() != e.whole.shape() || !explains_box(e, whole, view)) return {};
   }
   return make_cause(CauseId::kOwnQueriesOnly, {e.on_bad_ranks()});
 }

@@ -14,6 +14,7 @@ namespace {
 
 constexpr std::int64_t kMostPlaces = 8;  ///< of a shift
 constexpr double kWrong = 4;             ///< in units of what roundings may do
+constexpr double kClearly = 16;          ///< times the largest error outside of a wrong part
 constexpr double kLeastSeen = 0.25;      ///< share of an extent's elements that are off
 constexpr std::array kChanges = {Change::kZero, Change::kScale, Change::kOffset, Change::kShift,
                                  Change::kRound};
@@ -317,12 +318,26 @@ std::optional<WrongPart> wrong_part(std::span<const ComparedBox> boxes, double r
     if (extents.is_whole) continue;
     std::int64_t total = 0;
     bool is_part = true;
-    for (std::size_t k = 0; k < all.wrong.size(); ++k) {
+    for (std::size_t k = 0; is_part && k < all.wrong.size(); ++k) {
       const Wrong& w = all.wrong[k];
       std::int64_t inside = 0;
-      for_each(w, extents.of[k], [&](std::int64_t) { ++inside; });
+      double squares = 0, largest_outside = 0;
+      for (std::int64_t i = 0; i < w.count(); ++i) {
+        const std::int64_t place = place_of(w, extents.of[k].dim, i);
+        const double units =
+            std::fabs(w.seen(i) - w.right(i)) / w.unit[static_cast<std::size_t>(i)];
+        if (place < extents.of[k].first || place > extents.of[k].last) {
+          largest_outside = std::max(largest_outside, units);
+          continue;
+        }
+        ++inside;
+        squares += units * units;
+      }
       total += inside;
-      is_part = is_part && 2 * inside <= w.count() && 2 * std::ssize(w.elements) >= inside;
+      const double typical =
+          std::sqrt(squares / static_cast<double>(std::max<std::int64_t>(inside, 1)));
+      is_part = 2 * inside <= w.count() && 2 * std::ssize(w.elements) >= inside &&
+                typical >= kClearly * largest_outside;
     }
     if (!is_part || (best && total >= fewest)) continue;
     best = WrongPart{.boxes = all.places, .where = extents.of};

@@ -75,8 +75,9 @@ struct WrongPart {
 };
 
 /// The part that has all wrong elements: of runs and dims the one with the fewest elements. None if
-/// no element is off, if the part is more than half of a box, or if fewer than half of its elements
-/// are off: noise that is large here and there is no part.
+/// no element is off, if the part is more than half of a box, if fewer than half of its elements
+/// are off, or unless its errors are typically 16 times the largest one outside: noise that is
+/// larger here and there is no part.
 [[nodiscard]] std::optional<WrongPart> wrong_part(std::span<const ComparedBox> boxes,
                                                   double relative);
 
