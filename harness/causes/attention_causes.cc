@@ -389,7 +389,7 @@ Cause cause_own_queries(const Evidence& e) {
       whole = gradient_of_keys(*attention, dcore, own, is_of_values);
       if (is_of_values) whole = by_tokens(whole);
     }
-    if (whole.shape() != e.whole.shape() || !explains_box(e, whole, view)) return {};
+    if (whole.shape() != e.whole.shape() || !explains_boxes(e, whole, {view})) return {};
   }
   return make_cause(CauseId::kOwnQueriesOnly, {e.on_bad_ranks()});
 }
