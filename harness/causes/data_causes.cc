@@ -224,14 +224,15 @@ Cause cause_in_samples(const Evidence& e) {
     return -1;
   };
   OwnSamples own;
-  std::set<std::int64_t> places;
+  std::map<std::int64_t, std::vector<Sample>> places;
   for (const Held& held : e.held) {
     const View* const view = e.view_of(held.rank->rank);
     const std::optional<Box> box = view != nullptr ? view->box : e.place_on(held);
     if (!box.has_value() || numel_of(box->size) != box->size[0] * each) return {};
     const std::vector<Sample> samples =
         samples_in(view != nullptr ? view->actual : e.whole.cut(box->global_offset, box->size));
-    const bool is_new = places.insert(box->global_offset[0]).second;
+    const auto [place, is_new] = places.emplace(box->global_offset[0], samples);
+    if (place->second != samples) return {};  // copies differ: not one order of the samples
     std::int64_t foreign = 0;
     for (std::size_t i = 0; i < samples.size(); ++i) {
       const Sample& sample = samples[i];

@@ -3,6 +3,7 @@
 #include "harness/causes/diagnosis.h"
 
 #include <initializer_list>
+#include <stdexcept>
 #include <utility>
 
 #include "core/base/error.h"
@@ -122,6 +123,8 @@ Cause cause_by(const Pattern& pattern, const Evidence& e) {
   try {
     return pattern.cause(e);
   } catch (const ShapeError&) {
+    return {};
+  } catch (const std::out_of_range&) {
     return {};
   }
 }

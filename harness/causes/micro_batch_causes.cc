@@ -91,6 +91,8 @@ class GradientParts {
     if (!has_output_gradients(module_)) return std::nullopt;
     const std::int64_t samples = output_gradient(module_, 0).size(0);
     if (samples * micro_batches_ > kMost) return std::nullopt;
+    for (int m = 1; m < micro_batches_; ++m)
+      if (output_gradient(module_, m).size(0) != samples) return std::nullopt;
     return found({Axis::kWorld, static_cast<int>(samples)});
   }
 

@@ -200,7 +200,8 @@ class Boxes {
   explicit Boxes(const Evidence& e) : relative_(noise_of(e)) {
     std::int64_t elements = 0;
     for (const View* const view : e.bad_views()) {
-      if (!is_copy(*view)) views_.push_back(view);
+      if (is_copy(*view)) continue;
+      views_.push_back(view);
       elements += view->actual.numel();
     }
     if (elements > kMostElements) views_.clear();
@@ -267,7 +268,8 @@ class Boxes {
       if (base_.empty()) continue;
       const Record* const old = held->rank->find(before);
       const auto box = old == nullptr ? std::nullopt : e.own_box(*held->rank, *old);
-      const bool is_known = box && box->first.size == view->box.size;
+      const bool is_known = box && box->first.size == view->box.size &&
+                            box->first.global_offset == view->box.global_offset;
       base.push_back(is_known ? box->second.contiguous() : base_[base.size()]);
     }
     if (expected.empty()) return;
@@ -298,6 +300,11 @@ Shape index_of(const Box& box, std::int64_t element) {
     element /= box.size[d];
   }
   return index;
+}
+
+/// Whether the parts of ranks are changed at the same place in each: one place can be named.
+bool is_one_place(const std::vector<Extent>& where) {
+  return std::ranges::all_of(where, [&](const Extent& extent) { return extent == where.front(); });
 }
 
 /// Where the first wrong box is changed: slices of a dim as places of the whole tensor, or elements
@@ -333,6 +340,7 @@ NamedValues values_of(const Evidence& e, const Boxes& boxes, const Hypothesis& b
 }
 
 Cause cause_of(const Evidence& e, const Boxes& boxes, const Hypothesis& best, bool of_step) {
+  if (!best.is_whole && !is_one_place(best.where)) return {};
   NamedValues values = values_of(e, boxes, best, of_step);
   switch (best.change) {
     case Change::kZero:
@@ -378,7 +386,7 @@ Cause cause_of_whole(const Evidence& e, const Boxes& boxes, const Hypothesis& be
 /// A tensor of which one element of each wrong box is off.
 Cause cause_of_one(const Evidence& e, const Boxes& boxes) {
   const auto part = wrong_part(boxes.compared(false), boxes.relative());
-  if (!part || part->most != 1) return {};
+  if (!part || part->most != 1 || !is_one_place(part->where)) return {};
   const std::size_t box = part->boxes.front();
   const std::int64_t element = part->where.front().first;
   const bool is_run = part->where.front().dim < 0;
@@ -421,7 +429,7 @@ Cause cause_wrong_part(const Evidence& e) {
   const Boxes boxes(e);
   if (boxes.empty()) return {};
   const auto part = wrong_part(boxes.compared(false), boxes.relative());
-  if (!part) return {};
+  if (!part || !is_one_place(part->where)) return {};
   NamedValues values = values_of(boxes, part->boxes.front(), part->where.front());
   values.push_back(e.on_bad_ranks());
   return make_cause(CauseId::kPartWrong, std::move(values));

@@ -105,6 +105,30 @@ Cause tied_gradient_is(
   return cause_of(body(true), body(false), tied);
 }
 
+/// What is said of a gradient [6,8] of which tp ranks hold two rows each; rank 0 and rank 2 add 0.5
+/// to one of their 16 elements.
+Cause wrong_elements_are(std::int64_t of_rank_0, std::int64_t of_rank_2) {
+  const at::Tensor right = values({6, 8}, 1);
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int rank) {
+      const int own = rank % kTp;
+      const std::vector<Placement> cut = {shard(Axis::kTp, 0)};
+      at::Tensor part = right.narrow(0, 2 * own, 2).clone();
+      if (own != 1) part.view({-1}).select(0, own == 0 ? of_rank_0 : of_rank_2).add_(0.5);
+      sink.on_record(
+          site(RecordKind::kGrad, "m.x", layout_of({6, 8}, whole ? std::vector<Placement>() : cut)),
+          whole ? right : part);
+    });
+  };
+  return cause_of(body(true), body(false));
+}
+
+TEST(PartCauses, ShardsThatAreWrongAtDifferentPlacesHaveNoPlace) {
+  EXPECT_THAT(wrong_elements_are(9, 3), IsNoCause());
+  EXPECT_THAT(wrong_elements_are(9, 9),
+              IsCause(CauseId::kPartOffset, {{"first", 9}, {"last", 9}, {"offset", 0.5}}));
+}
+
 TEST(PartCauses, ATiedWeightThatLacksAUseIsTold) {
   EXPECT_THAT(tied_gradient_is([](const at::Tensor& embedding, const at::Tensor& head, int dp) {
                 return dp == 0 ? embedding + head : head;

@@ -289,7 +289,9 @@ class TensorJudge {
       // The value that most copies have is taken as right; of several, the nearest to the
       // reference.
       const Copy& usual = *std::ranges::max_element(copies, {}, [&](const Copy& copy) {
-        return std::pair(votes[copy.part->digest], -copy.part->stats.sum_sq_diff);
+        const Stats& s = copy.part->stats;
+        return std::tuple(votes[copy.part->digest], -static_cast<double>(s.nonfinite_mismatch),
+                          -s.sum_sq_diff);
       });
       for (const Copy& copy : copies) {
         if (copy.part->digest != usual.part->digest) odd.insert(copy.held.rank->rank);

@@ -201,3 +201,6 @@ def test_a_step_that_is_left_out_is_no_batch_for_each_process(tmp_path: Path) ->
     assert skipped.cause.numbers == {"steps": [0, 1]} and skipped.samples is None
     (own,) = check_samples(reference, run("own", other))
     assert own.cause.id == "own_samples_on_each_rank" and own.samples == 8
+    each = inputs_of(tmp_path / "each", {"dp": 2}, [first, second])
+    (shared,) = check_samples(reference, each)
+    assert shared.cause.id == "own_samples_on_each_rank", "each rank reads the batch of one step"

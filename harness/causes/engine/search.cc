@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <functional>
 #include <utility>
 
 #include "harness/causes/view/values.h"
@@ -174,6 +173,12 @@ double changed(const Wrong& wrong, const Extent& extent, std::int64_t i, Change 
 std::optional<double> bits_left(std::span<const Wrong> wrong, const Extents& extents, Change change,
                                 double number) {
   double bits = 0;
+  for (std::size_t k = 0; k < wrong.size(); ++k) {  // most hypotheses fail at the first wrong one
+    const Wrong& w = wrong[k];
+    const std::int64_t i = w.elements.front();
+    const double left = std::fabs(w.seen(i) - changed(w, extents.of[k], i, change, number));
+    if (!(left <= kWrong * w.unit[static_cast<std::size_t>(i)])) return std::nullopt;
+  }
   for (std::size_t k = 0; k < wrong.size(); ++k) {
     const Wrong& w = wrong[k];
     const Extent& extent = extents.of[k];

@@ -432,13 +432,15 @@ double rounded_to(double value, int bits) {
 
 Values floats_in_bits(const Values& recorded, Dtype dtype) {
   // ids and labels are much smaller than the bits of a normal number
-  constexpr double kMostIds = 0x1p24, kLargestInput = 1e9;
+  constexpr double kMostIds = 0x1p24, kLargestInput = 1e9, kSmallestInput = 1e-30;
+  const double most = dtype == Dtype::kInt64 ? 0x1p63 : 0x1p31;
   if (!recorded.defined() || (dtype != Dtype::kInt32 && dtype != Dtype::kInt64)) return {};
   std::int64_t large = 0, zero = 0;
   const Values own = recorded.contiguous();
   for (const double number : own.flat()) {
     if (number == 0) ++zero;
     if (std::fabs(number) > kMostIds) ++large;
+    if (!(std::fabs(number) < most)) return {};
   }
   if (2 * large <= own.numel() - zero) return {};
   Values numbers = own.map([dtype](double bits) -> double {
@@ -446,8 +448,9 @@ Values floats_in_bits(const Values& recorded, Dtype dtype) {
     return dtype == Dtype::kInt64 ? std::bit_cast<double>(whole)
                                   : std::bit_cast<float>(static_cast<std::int32_t>(whole));
   });
-  const bool are_inputs = numbers.all(
-      [](double number) { return std::isfinite(number) && std::fabs(number) < kLargestInput; });
+  const bool are_inputs = numbers.all([](double number) {
+    return number == 0 || (std::fabs(number) > kSmallestInput && std::fabs(number) < kLargestInput);
+  });
   return are_inputs ? numbers : Values();
 }
 

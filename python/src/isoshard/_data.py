@@ -301,11 +301,15 @@ def _about_whole(
 
 
 def _steps_read(reference: Path, run: Path, step: int, name: str, having: list[int]) -> list[int]:
-    """The steps of the reference whose samples ranks read in one; empty if they read others."""
+    """The steps of the reference whose samples each rank reads in one; empty if ranks read others.
+
+    Ranks that read a step each share out steps, and leave none out.
+    """
     steps = _bundle.read_manifest(reference)["steps"]
     known = {sample: s for s in reversed(steps) for sample in _samples(reference, s, 0, name)}
-    found = {known.get(s, -1) for rank in having for s in _samples(run, step, rank, name)}
-    return [] if -1 in found else sorted(found)
+    of_ranks = [{known.get(s, -1) for s in _samples(run, step, rank, name)} for rank in having]
+    is_each = all(found == of_ranks[0] for found in of_ranks) and -1 not in of_ranks[0]
+    return sorted(of_ranks[0]) if is_each else []
 
 
 def _samples(directory: Path, step: int, rank: int, name: str) -> list[bytes]:

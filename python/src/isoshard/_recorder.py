@@ -158,7 +158,7 @@ class Recorder:
                     return
                 if isinstance(result, Mapping):
                     for part, tensor in result.items():
-                        self._add(kind, part, tensor, layout, grad_scale, micro, call, is_final)
+                        self._add(kind, part, tensor, layout, grad_scale, micro, call, False)
                     return
                 value = result
             self._add(kind, name, value.detach(), layout, grad_scale, micro, call, is_final)
