@@ -126,7 +126,7 @@ Cause wrong_elements_are(std::int64_t of_rank_0, std::int64_t of_rank_2) {
 TEST(PartCauses, ShardsThatAreWrongAtDifferentPlacesHaveNoPlace) {
   EXPECT_THAT(wrong_elements_are(9, 3), IsNoCause());
   EXPECT_THAT(wrong_elements_are(9, 9),
-              IsCause(CauseId::kPartOffset, {{"first", 9}, {"last", 9}, {"offset", 0.5}}));
+              IsCause(CauseId::kOneElementWrong, {{"index", std::vector{1, 1}}, {"offset", 0.5}}));
 }
 
 TEST(PartCauses, ATiedWeightThatLacksAUseIsTold) {
