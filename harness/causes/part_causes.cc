@@ -410,10 +410,10 @@ Cause cause_changed_part(const Evidence& e) {
   if (e.wanted.key.kind == RecordKind::kScalar) return {};
   const Boxes boxes(e);
   if (boxes.empty()) return {};
-  std::optional<Hypothesis> best = best_hypothesis(boxes.compared(false), {}, boxes.relative());
+  std::optional<Hypothesis> best = best_hypothesis(boxes.compared(false), boxes.relative());
   bool of_step = false;
   if (boxes.has_base()) {
-    const auto of_added = best_hypothesis(boxes.compared(true), {}, boxes.relative());
+    const auto of_added = best_hypothesis(boxes.compared(true), boxes.relative());
     of_step = of_added && (!best || of_added->saved > best->saved);
     if (of_step) best = of_added;
   }

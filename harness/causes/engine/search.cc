@@ -202,21 +202,15 @@ std::optional<double> bits_left(std::span<const Wrong> wrong, const Extents& ext
 struct Number {
   double value = 0;
   double bits = 0;
-  std::string formula = {};
 };
 
-/// A number that is fitted, or the number of the run that is as near as can be told.
-Number fitted(double value, double spread, double away, std::span<const RunNumber> numbers) {
-  const double precision = 1 / std::sqrt(spread);
-  for (const RunNumber& known : numbers) {
-    if (std::fabs(value - known.value) <= 3 * precision + 1e-4 * std::fabs(known.value))
-      return {known.value, 1 + log2_of(std::ssize(numbers)), known.words};
-  }
-  return {value, 1 + bits_of_error(away / precision)};
+/// A number that is fitted to what the elements say with this weight in all.
+Number fitted(double value, double weight, double away) {
+  return {value, 1 + bits_of_error(away * std::sqrt(weight))};
 }
 
-std::vector<Number> numbers_of(std::span<const Wrong> wrong, const Extents& extents, Change change,
-                               std::span<const RunNumber> numbers) {
+std::vector<Number> numbers_of(std::span<const Wrong> wrong, const Extents& extents,
+                               Change change) {
   if (change == Change::kZero) return {Number()};
   if (change == Change::kShift) {
     std::vector<Number> places;
@@ -248,8 +242,8 @@ std::vector<Number> numbers_of(std::span<const Wrong> wrong, const Extents& exte
   }
   if (!(squares > 0)) return {};
   const double value = products / squares;
-  if (change == Change::kOffset) return {fitted(value, squares, value, {})};
-  return {fitted(value, squares, value - 1, numbers)};
+  if (change == Change::kOffset) return {fitted(value, squares, value)};
+  return {fitted(value, squares, value - 1)};
 }
 
 /// The boxes in which an element is off, and their places in the input.
@@ -283,8 +277,7 @@ bool is_dense(std::span<const Wrong> wrong, const Extents& extents) {
 
 }  // namespace
 
-std::optional<Hypothesis> best_hypothesis(std::span<const ComparedBox> boxes,
-                                          std::span<const RunNumber> numbers, double relative) {
+std::optional<Hypothesis> best_hypothesis(std::span<const ComparedBox> boxes, double relative) {
   const WrongBoxes all = wrong_boxes(boxes, relative);
   const std::vector<Wrong>& wrong = all.wrong;
   if (wrong.empty()) return std::nullopt;
@@ -294,7 +287,7 @@ std::optional<Hypothesis> best_hypothesis(std::span<const ComparedBox> boxes,
   for (const Extents& extents : extents_of(wrong)) {
     if (!is_dense(wrong, extents)) continue;
     for (const Change change : kChanges) {
-      for (const Number& number : numbers_of(wrong, extents, change, numbers)) {
+      for (const Number& number : numbers_of(wrong, extents, change)) {
         const double said = log2_of(std::ssize(kChanges)) + extents.bits + number.bits;
         if (bits_alone - said < std::max(kLeastSaved, best ? best->saved : 0)) continue;
         const auto left = bits_left(wrong, extents, change, number.value);
@@ -303,7 +296,6 @@ std::optional<Hypothesis> best_hypothesis(std::span<const ComparedBox> boxes,
         if (saved < kLeastSaved || (best && saved <= best->saved)) continue;
         best = Hypothesis{.change = change,
                           .number = number.value,
-                          .formula = number.formula,
                           .is_whole = extents.is_whole,
                           .boxes = all.places,
                           .where = extents.of,

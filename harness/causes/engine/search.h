@@ -12,7 +12,6 @@
 #include <cstdint>
 #include <optional>
 #include <span>
-#include <string>
 #include <vector>
 
 #include "core/mesh/layout.h"
@@ -41,17 +40,10 @@ struct Extent {
 /// each; moved on by some places, those at the end to the beginning; rounded to some bits.
 enum class Change : std::uint8_t { kZero, kScale, kOffset, kShift, kRound };
 
-/// A number that the run has, such as a degree of its mesh.
-struct RunNumber {
-  double value = 0;
-  std::string words;  ///< "tp"
-};
-
 struct Hypothesis {
   Change change = Change::kZero;
-  double number = 0;         ///< the factor, the offset, the places, the bits; 0 of kZero
-  std::string formula = {};  ///< the number in words, if the run has it; else empty
-  bool is_whole = true;      ///< all elements of the ranks that are wrong
+  double number = 0;     ///< the factor, the offset, the places, the bits; 0 of kZero
+  bool is_whole = true;  ///< all elements of the ranks that are wrong
   std::vector<std::size_t> boxes = {};  ///< those that are wrong, as places in the input
   std::vector<Extent> where = {};       ///< one for each of `boxes`
   double saved = 0;                     ///< bits
@@ -62,9 +54,7 @@ struct Hypothesis {
 ///
 /// `relative`   what roundings may do to an element, as a share of its size or of the root mean
 ///              square of its box, whichever is larger; above 0.
-/// `numbers`    any order; the first that fits is taken.
 [[nodiscard]] std::optional<Hypothesis> best_hypothesis(std::span<const ComparedBox> boxes,
-                                                        std::span<const RunNumber> numbers,
                                                         double relative);
 
 /// Where boxes are wrong, if they are right elsewhere.
