@@ -198,8 +198,8 @@ Squares squares_along(const Evidence& e, Axis axis) {
 }
 
 Cause norm_of_other_squares(const Evidence& e, double actual) {
-  // A norm whose squares are added up in fp64 or fp32; one in 16 bits tells too little. Six sums are
-  // tried on each axis: an error of kLeastOff is explained by chance in one of 20 runs at most.
+  // A norm whose squares are added up in fp64 or fp32; one in 16 bits tells too little. Six sums
+  // are tried on each axis: an error of kLeastOff is explained by chance in one of 20 runs at most.
   constexpr double kNear = 2e-6, kLeastOff = 240 * kNear;
   const double expected = e.whole.item();
   if (std::fabs(actual - expected) < kLeastOff * expected) return {};
