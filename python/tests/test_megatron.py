@@ -55,7 +55,7 @@ PLAIN = {
     "same data on all ranks": fault(
         ".chunk(dp)[rank]",
         ".chunk(dp)[0]",
-        "first data ids input_ids (step 0): differs from the reference on rank 2",
+        "first data ids input_ids (step 0): differs from the reference on ranks 2, 3",
     ),
     "first micro-batch lost": before(
         "for batch in",
