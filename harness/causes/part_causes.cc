@@ -179,20 +179,6 @@ double noise_of(const Evidence& e) {
   return std::min(e.tolerance(), kMostNoise);
 }
 
-/// Half a step between two numbers of a dtype, as a share of the smaller one.
-double rounding_of(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kBFloat16:
-      return 0x1p-8;
-    case Dtype::kFloat16:
-      return 0x1p-11;
-    case Dtype::kFloat64:
-      return 0x1p-53;
-    default:
-      return 0x1p-24;
-  }
-}
-
 /// The wrong boxes of a tensor, and what a step adds to, if it is one that is stepped. Equal copies
 /// count once: they have one error, not several that agree.
 class Boxes {
@@ -264,7 +250,8 @@ class Boxes {
       const Held* const held = right == e.views.end() ? nullptr : e.held_by(right->rank);
       if (held == nullptr) return;
       expected.push_back(right->actual.contiguous());
-      relative = std::max(relative, rounding_of(held->record->dtype));
+      const Dtype dtype = held->record->dtype;
+      relative = std::max(relative, unit_roundoff(is_floating(dtype) ? dtype : Dtype::kFloat32));
       if (base_.empty()) continue;
       const Record* const old = held->rank->find(before);
       const auto box = old == nullptr ? std::nullopt : e.own_box(*held->rank, *old);

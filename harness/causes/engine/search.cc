@@ -341,10 +341,8 @@ std::optional<WrongPart> wrong_part(std::span<const ComparedBox> boxes, double r
     fewest = total;
   }
   if (!best) return best;
-  const auto [least, most] =
-      std::ranges::minmax(all.wrong, {}, [](const Wrong& w) { return w.elements.size(); });
-  best->least = std::ssize(least.elements);
-  best->most = std::ssize(most.elements);
+  for (const Wrong& w : all.wrong)
+    best->most = std::max<std::int64_t>(best->most, std::ssize(w.elements));
   return best;
 }
 

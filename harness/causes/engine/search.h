@@ -61,7 +61,7 @@ struct Hypothesis {
 struct WrongPart {
   std::vector<std::size_t> boxes = {};  ///< those that are wrong, as places in the input
   std::vector<Extent> where = {};       ///< one for each of `boxes`
-  std::int64_t least = 0, most = 0;     ///< wrong elements of one box
+  std::int64_t most = 0;                ///< wrong elements of the box that has most
 };
 
 /// The part that has all wrong elements: of runs and dims the one with the fewest elements. None if
