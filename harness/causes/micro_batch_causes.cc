@@ -448,8 +448,8 @@ struct CountedSamples {
   std::vector<double> weights = {}, tokens = {};
 };
 
-/// Adds a part of what a rank holds of a gradient; false if it is no sample's multiple of the
-/// reference's.
+/// Adds the weights of the samples in one part of a rank's gradient. The result is false if a
+/// sample is no multiple of the reference's.
 bool add_weights(const Values& actual, const Values& expected, std::size_t first, double near,
                  CountedSamples& counted) {
   const double typical =
@@ -477,8 +477,8 @@ bool add_weights(const Values& actual, const Values& expected, std::size_t first
   return true;
 }
 
-/// Of the first gradient that backward makes; nothing if ranks do not hold multiples of each
-/// sample's.
+/// Counts the samples of the first gradient that backward makes. The result is nothing if what a
+/// rank holds of a sample is no multiple of the reference's.
 std::optional<CountedSamples> counted_samples(const Evidence& e, double near) {
   const RecordKey* first = nullptr;
   for (const Record& record : e.reference.trace().ranks.at(0).records) {

@@ -206,7 +206,7 @@ class Boxes {
   }
 
   [[nodiscard]] bool empty() const { return views_.empty(); }
-  /// What roundings may do to an element, as a share of it.
+  /// The largest rounding error of an element, as a share of it.
   [[nodiscard]] double relative() const { return relative_; }
   [[nodiscard]] bool has_base() const { return !base_.empty(); }
   [[nodiscard]] const View& view(std::size_t i) const { return *views_[i]; }

@@ -151,7 +151,7 @@ std::int64_t moved_from(const Wrong& wrong, const Extent& extent, std::int64_t e
   return element + (from - place) * stride;
 }
 
-/// What a hypothesis says of one element of the extent, without the base.
+/// The value that a hypothesis predicts for one element of the extent, less the base.
 double changed(const Wrong& wrong, const Extent& extent, std::int64_t i, Change change,
                double number) {
   switch (change) {

@@ -25,7 +25,8 @@ inline constexpr double kLeastSaved = 10;
 struct ComparedBox {
   Shape shape;
   std::span<const double> actual, expected;
-  /// What was changed is added to this: a parameter before its step. Empty: zeros.
+  /// The search compares what was added to these values, such as a parameter before its step.
+  /// Empty: zeros.
   std::span<const double> base = {};
 };
 
