@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0
 # The launcher, run in a small tree with stand-ins for cmake, ctest, pip and apt-get that note each
-# call.
+# call, and for df.
 # usage: launcher_test.sh LAUNCHER FOLDER   (FOLDER is emptied first)
 set -euo pipefail
 launcher=$1
@@ -104,6 +104,10 @@ END
 stand_in apt-get <<'END'
 echo "apt-get $*" >>"$CALLS"
 exit 100
+END
+stand_in df <<'END'
+echo Filesystem 1024-blocks Used Available
+echo "disk 0 0 $((${FAKE_FREE_MIB:-100000} * 1024))"
 END
 stand_in python3 <<'END'
 echo python3 "${*//$'\n'/ }" >>"$CALLS"
@@ -353,7 +357,9 @@ expect 0 "[x]" "python3 configure build" env -u LIBTORCH_ROOT ./isoshard x
 [[ $(<"$CALLS") == *"--no-deps"*"torch==2.11.0 nvidia-cuda-runtime"* ]] \
   || failed "not the slim LibTorch: $(<"$CALLS")"
 expect 0 "[x]" "" env -u LIBTORCH_ROOT ./isoshard x
-expect 0 "[x]" "python3 configure build" env -u LIBTORCH_ROOT ./isoshard --gpu x
+# A full disk is told before the download.
+expect 4 "needs 12000 MiB" "" env -u LIBTORCH_ROOT FAKE_FREE_MIB=11999 ./isoshard --gpu x
+expect 0 "[x]" "python3 configure build" env -u LIBTORCH_ROOT FAKE_FREE_MIB=12000 ./isoshard --gpu x
 [[ $(<"$CALLS") != *"--no-deps"* ]] || failed "not the LibTorch with CUDA: $(<"$CALLS")"
 rm -r -- "$site"
 expect 0 "[x]" "python3 configure build" env -u LIBTORCH_ROOT ./isoshard x
