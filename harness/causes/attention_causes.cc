@@ -271,22 +271,23 @@ std::vector<Order> orders_of_chunks(int cp) {
   return orders;
 }
 
+bool is_near_expected(const Evidence& e, const Values& values, const View& view) {
+  return distance(values, view.expected) <= 4 * e.tolerance() * norm_of(view.expected);
+}
+
 /// Whether what attention gives in another way explains a box. One that is near the reference needs
 /// a candidate that is near, too.
 bool explains_box(const Evidence& e, const Values& whole, const View& view) {
   const Values own = whole.cut(view.box.global_offset, view.box.size);
-  const double near = 4 * e.tolerance() * norm_of(view.expected);
-  return distance(view.actual, view.expected) <= near ? distance(own, view.expected) <= near
-                                                      : e.explains_each(own, view);
+  return is_near_expected(e, view.actual, view) ? is_near_expected(e, own, view)
+                                                : e.explains_each(own, view);
 }
 
-/// The same of all wrong boxes, of which one at least must be far from the reference.
+/// The same for all wrong boxes, of which at least one must be far from the reference.
 bool explains_boxes(const Evidence& e, const Values& whole, const std::vector<View>& boxes) {
-  const auto is_far = [&](const View& view) {
-    return distance(view.actual, view.expected) > 4 * e.tolerance() * norm_of(view.expected);
-  };
-  return std::ranges::any_of(boxes, is_far) &&
-         std::ranges::all_of(boxes, [&](const View& view) { return explains_box(e, whole, view); });
+  return !std::ranges::all_of(boxes, [&](const View& view) {
+    return is_near_expected(e, view.actual, view);
+  }) && std::ranges::all_of(boxes, [&](const View& view) { return explains_box(e, whole, view); });
 }
 
 /// What wrong ranks hold, a view each box. Empty if bytes of one of them are not there.

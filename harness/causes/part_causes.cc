@@ -125,7 +125,7 @@ bool has_right_copies(const std::vector<std::vector<bool>>& wrong) {
 Cause cause_part_differs(const Evidence& e) {
   const View* const bad = e.first_bad_view();
   if (bad == nullptr) return {};
-  const double near = 4 * std::min(e.tolerance(), 0.02);
+  const double near = 4 * e.noise();
   for (const Axis axis : e.result.differing_axes) {
     std::vector<std::vector<bool>> wrong;
     std::vector<std::string> words;
@@ -171,19 +171,14 @@ Cause cause_part_differs(const Evidence& e) {
 
 namespace {
 
-constexpr double kMostNoise = 0.02;              ///< of an element that went through 16 bits
 constexpr std::int64_t kMostElements = 1 << 22;  ///< of all boxes that are searched
 constexpr std::int64_t kLeastRight = 8;          ///< elements beside a single wrong one
-
-double noise_of(const Evidence& e) {
-  return std::min(e.tolerance(), kMostNoise);
-}
 
 /// The wrong boxes of a tensor, and what a step adds to, if it is one that is stepped. Equal copies
 /// count once: they have one error, not several that agree.
 class Boxes {
  public:
-  explicit Boxes(const Evidence& e) : relative_(noise_of(e)) {
+  explicit Boxes(const Evidence& e) : relative_(e.noise()) {
     std::int64_t elements = 0;
     for (const View* const view : e.bad_views()) {
       if (is_copy(*view)) continue;

@@ -63,7 +63,7 @@ Rows rows_of(const Evidence& e, const View& view) {
     const double norm = norm_of(right), error = distance(seen, right);
     if (norm > 0) rows.expected.insert(id);
     // what a row is off by rounding depends on the largest summands, which a small sum hides
-    const double hidden = 4 * std::min(e.tolerance(), 0.02) * std::max(norm, typical);
+    const double hidden = 4 * e.noise() * std::max(norm, typical);
     const bool is_right = norm == 0 ? error == 0 : error <= hidden;
     (is_right ? rows.right : rows.wrong).insert(id);
     rows.has_hidden = rows.has_hidden || (!is_right && error <= hidden);
@@ -462,7 +462,7 @@ Cause cause_uncounted_tokens(const Evidence& e) {
   const Values own = e.reference_value((*labels)->key);
   std::set<std::int64_t> with_target;
   for (const Target& target : targets_in(own, e.whole.size(2))) with_target.insert(target.row);
-  const double near = 4 * std::min(e.tolerance(), 0.02);
+  const double near = 4 * e.noise();
   std::set<std::int64_t> wrong, right;
   for (const View* const view : bad) {
     const Values seen = view->actual.rows(), wanted = view->expected.rows();

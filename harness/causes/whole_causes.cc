@@ -262,7 +262,7 @@ Cause cause_zeros(const Evidence& e) {
   constexpr std::int64_t kLeastRight = 8;
   // what came from another stage is told with both stages
   if (!cause_in_handover(e).empty()) return {};
-  const double near = 4 * std::min(e.tolerance(), 0.02);
+  const double near = 4 * e.noise();
   std::int64_t zeros = 0, right = 0;
   std::set<std::int64_t> rows;
   std::set<std::pair<Shape, Shape>> boxes;

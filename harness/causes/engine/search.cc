@@ -106,6 +106,32 @@ struct Extents {
   bool is_whole = false;
 };
 
+/// Bits of the extents of one kind, of which equal ones are said once.
+Extents parts_of(std::span<const Wrong> wrong, std::vector<Extent> of, double bits_of_kind) {
+  Extents extents{std::move(of), bits_of_kind, true};
+  for (std::size_t k = 0; k < wrong.size(); ++k) {
+    const Extent& extent = extents.of[k];
+    const std::int64_t size = size_of(wrong[k], extent.dim);
+    const auto here = extents.of.begin() + static_cast<std::ptrdiff_t>(k);
+    if (std::find(extents.of.begin(), here, extent) == here) extents.bits += bits_of_run(size);
+    extents.is_whole = extents.is_whole && extent.first == 0 && extent.last == size - 1;
+  }
+  return extents;
+}
+
+/// One extent for all boxes of a shape: where an end of a part hides in noise on one rank, another
+/// rank may show it.
+std::vector<Extent> united(std::span<const Wrong> wrong, std::vector<Extent> of) {
+  for (std::size_t k = 0; k < wrong.size(); ++k) {
+    for (std::size_t other = 0; other < wrong.size(); ++other) {
+      if (wrong[k].target->shape != wrong[other].target->shape) continue;
+      of[k].first = std::min(of[k].first, of[other].first);
+      of[k].last = std::max(of[k].last, of[other].last);
+    }
+  }
+  return of;
+}
+
 std::vector<Extents> extents_of(std::span<const Wrong> wrong) {
   const std::int64_t dims = wrong.front().dims();
   const bool have_dims =
@@ -116,17 +142,15 @@ std::vector<Extents> extents_of(std::span<const Wrong> wrong) {
   for (const Wrong& w : wrong) all[0].of.push_back({-1, 0, w.count() - 1});
   // The first dim of a box is a run of its elements, too, and takes fewer bits.
   for (std::int64_t dim = -1; dim < (have_dims ? dims : 0); ++dim) {
-    Extents extents{{}, bits_of_kind, false};
-    bool is_whole = true;
-    for (const Wrong& w : wrong) {
-      const Extent extent = around(w, dim);
-      const bool is_new =
-          std::ranges::find(extents.of, extent) == extents.of.end() || extents.of.empty();
-      extents.of.push_back(extent);
-      if (is_new) extents.bits += bits_of_run(size_of(w, dim));
-      is_whole = is_whole && extent.first == 0 && extent.last == size_of(w, dim) - 1;
+    std::vector<Extent> of;
+    for (const Wrong& w : wrong) of.push_back(around(w, dim));
+    std::vector<Extent> one = united(wrong, of);
+    const bool is_other = one != of;
+    for (std::vector<Extent>* extents : {&of, &one}) {
+      if (extents == &one && !is_other) continue;
+      Extents parts = parts_of(wrong, std::move(*extents), bits_of_kind);
+      if (!parts.is_whole) all.push_back(std::move(parts));
     }
-    if (!is_whole) all.push_back(std::move(extents));
   }
   return all;
 }

@@ -33,6 +33,11 @@ class Copies {
       element = act(element, i);
     }
   }
+  /// Makes an element another one on all ranks, where it is right.
+  void set(std::size_t element, double value) {
+    right_[element] = value;
+    for (std::vector<double>& seen : seen_) seen[element] = value;
+  }
   [[nodiscard]] std::optional<Hypothesis> best(std::span<const double> base = {}) const {
     return best_hypothesis(boxes(base), kRelative);
   }
@@ -68,6 +73,21 @@ TEST(CauseSearch, NamesTheFactorOfAllElementsOnTheRanksThatHaveIt) {
   EXPECT_NEAR(best->number, 1.01, 1e-9);
   EXPECT_TRUE(best->is_whole);
   EXPECT_EQ(best->boxes, (std::vector<std::size_t>{1}));
+}
+
+// A part may end with an element whose change hides in noise on one rank, and not on another.
+TEST(CauseSearch, NamesOnePartIfOneOfItsRanksHidesTheEnd) {
+  Copies copies({8, 8}, 2);
+  copies.set(17, 7 * kRelative);
+  for (const int rank : {0, 1})
+    copies.change(rank, 17, 39, [](double x, std::int64_t) { return 1.5 * x; });
+  copies.of(1)[17] += kRelative;
+
+  const auto best = copies.best();
+
+  ASSERT_TRUE(best.has_value());
+  EXPECT_EQ(best->change, Change::kScale);
+  EXPECT_EQ(best->where, (std::vector<Extent>{{-1, 17, 39}, {-1, 17, 39}}));
 }
 
 TEST(CauseSearch, NamesAllRanksThatHaveTheFactor) {

@@ -292,13 +292,17 @@ double Evidence::tolerance() const {
   return std::max(4 * result.comparison.allowed_relative_error, 1e-6);
 }
 
+double Evidence::noise() const {
+  constexpr double kMost = 0.02;  // of an element that went through 16 bits
+  return std::min(tolerance(), kMost);
+}
+
 bool Evidence::explains(const Values& candidate, const Values& target, double error) const {
   const double left = distance(candidate, target);
   return left <= tolerance() * norm_of(target) && left <= 0.25 * error;
 }
 
 bool Evidence::explains_each(const Values& candidate, const View& view) const {
-  constexpr double kMostNoise = 0.02;  // of an element that went through 16 bits
   const double error = distance(view.actual, view.expected);
   if (error == 0 || !explains(candidate, view.actual, error)) return false;
   const Values made = candidate.contiguous(), seen = view.actual.contiguous(),
@@ -307,9 +311,8 @@ bool Evidence::explains_each(const Values& candidate, const View& view) const {
       norm_of(seen) / std::sqrt(static_cast<double>(std::max<std::int64_t>(seen.numel(), 1)));
   for (std::size_t i = 0; i < seen.flat().size(); ++i) {
     const double value = seen.flat()[i];
-    const double noise =
-        4 * std::min(tolerance(), kMostNoise) * std::max(std::fabs(value), typical);
-    const double allowed = 0.25 * std::fabs(value - right.flat()[i]) + noise;
+    const double allowed = 0.25 * std::fabs(value - right.flat()[i]) +
+                           4 * noise() * std::max(std::fabs(value), typical);
     if (!(std::fabs(made.flat()[i] - value) <= allowed)) return false;
   }
   return true;

@@ -51,6 +51,9 @@ class Evidence {
   }
   /// The relative error that still counts as equal.
   [[nodiscard]] double tolerance() const;
+  /// What roundings may do to one element, as a share of it: the tolerance, and no more than 16
+  /// bits may.
+  [[nodiscard]] double noise() const;
   /// Whether a candidate explains what was seen: it is near in itself, and much nearer than the
   /// reference was.
   [[nodiscard]] bool explains(const Values& candidate, const Values& target, double error) const;
