@@ -47,6 +47,12 @@ constexpr auto kRules = [] {
        "every value of the {tensors} tensors is zero on both sides: nothing was computed, or "
        "nothing was written",
        "Memory that nobody wrote is often zero. Two runs of zeros agree, and show nothing."},
+      {kGradientsZero, "gradients_zero",
+       "all {gradients} gradients of parameters are zero on both sides: nothing of backward, or of "
+       "the reduction of gradients, was seen. Start from weights, or from data, for which some "
+       "gradient is not zero",
+       "Zeros are not evidence. A gradient that is zero on each rank is zero after a wrong "
+       "reduction, too."},
       {kOverflowParts, "overflow_parts_runs",
        "{run} of the {gradients} gradients of step {step} are not finite in the run, and "
        "{reference} in the reference. Whether they overflow may depend on roundings there (legal "
@@ -55,6 +61,20 @@ constexpr auto kRules = [] {
        "scale nothing overflows, and what is not finite then is an error",
        "A run that skips another step than its reference trains other weights from there on. "
        "Where roundings may decide which step overflows, this is neither right nor wrong."},
+      {kNothingMoved, "nothing_moved",
+       "none of the {parameters} parameters after a step differs from what it was before it: no "
+       "step of the optimizer was seen. Record a step whose learning rate is large enough to move "
+       "a parameter",
+       "A run that left its steps out ends with the same parameters as one whose learning rate is "
+       "0, or too small to change a number."},
+      {kAxisWithoutWitness, "axis_without_witness",
+       "nothing shows that {axis} is used: all {degree} coordinates hold the same parts, or parts "
+       "with the same contents, of every tensor that was compared. Parallelize the model over "
+       "{axis}, give its ranks different samples if it splits the batch, or leave it out of the "
+       "mesh",
+       "Ranks that all do the whole work agree with the reference, whatever their collectives do. "
+       "An axis counts as used if a compared tensor is cut or summed along it and its parts "
+       "differ."},
       {kInconclusive, "inconclusive",
        "{weak} of {compared} comparisons are inconclusive, first {tensor}: {weakness}",
        "A comparison must reject a wrong factor above the ceiling of its dtype, and a copy of "

@@ -19,6 +19,9 @@
 #include "harness/judge/noted_taps.h"
 #include "harness/judge/own_records.h"
 #include "harness/judge/records/presence.h"
+#include "harness/judge/rules/conclusions.h"
+#include "harness/judge/rules/no_evidence.h"
+#include "harness/judge/rules/witnesses.h"
 #include "harness/judge/steps/nonfinite.h"
 #include "harness/judge/steps/skipped_steps.h"
 #include "harness/judge/steps/unseen_errors.h"
@@ -58,15 +61,13 @@ class Judge {
   }
 
   Verdict run() {
-    if (Rule problem = detail::missing_ranks(actual_); !problem.empty()) {
-      end(Status::kIncomplete, std::move(problem));
-      return std::move(verdict_);
+    for (const detail::Admission& admission : detail::admissions()) {
+      if (Rule rule = admission.broken(reference_, actual_); !rule.empty()) {
+        end(admission.status, std::move(rule));
+        return std::move(verdict_);
+      }
     }
-    if (reference_.trace().ranks.empty()) {
-      end(Status::kVacuous, said(RuleId::kReferenceEmpty));
-      return std::move(verdict_);
-    }
-    index_records();
+    held_ = detail::held_by_ranks(actual_);
     find_parting();
     for (const Record& wanted : reference_.trace().ranks[0].records) {
       if (is_own_repetition(wanted.key) || role_of(wanted.key) == NameRole::kCollectives) continue;
@@ -111,29 +112,22 @@ class Judge {
       verdict_.notes.push_back(
           detail::note_on_skipped(verdict_.compared, excused_.number, excused_.first));
     sort_findings();
-    const detail::Causes causes = detail::diagnose_findings(
-        findings_, {reference_, actual_, held_, verdict_.tensors, options_});
+    const detail::Causes causes = detail::diagnose_findings(findings_, run_);
     for (OrderedFinding& ordered : findings_)
       verdict_.findings.push_back(std::move(ordered.finding));
     detail::summarise_first(verdict_, causes);
     detail::stop_at_wrong_data(verdict_);
+    verdict_.witnesses = detail::witnesses_of(actual_, held_);
     conclude();
     tell_left_out();
-    verdict_.would_miss = would_miss(verdict_, options_);
-    if (const std::string words = unseen_.words(verdict_.judged);
-        !words.empty() && verdict_.compared > 0)
-      verdict_.would_miss += (verdict_.would_miss.empty() ? "" : "; ") + words;
+    verdict_.zero_tensors = detail::zero_tensors(verdict_.tensors);
+    verdict_.constant_parameters = detail::constant_parameters(reference_);
+    tell_missed();
     add_evidence();
     return std::move(verdict_);
   }
 
  private:
-  void index_records() {
-    for (const RankTrace& rank : actual_.ranks) {
-      for (const Record& record : rank.records) held_[record.key].push_back({&rank, &record});
-    }
-  }
-
   /// Where the reference's own norm is not finite, nothing says what clipping must give.
   bool is_clipped_by_no_number(const RecordKey& key) const {
     if (role_of(key) != NameRole::kClipped || reference_.find(base_of(key)) == nullptr)
@@ -183,6 +177,18 @@ class Judge {
       add_coverage_finding(key, order, FindingId::kMissingBesideLikes,
                            detail::ranks_near(actual_, key), verdict_.missing);
     }
+  }
+
+  void tell_missed() {
+    std::vector<std::string> missed;
+    const auto add = [&missed](std::string words) {
+      if (!words.empty()) missed.push_back(std::move(words));
+    };
+    add(would_miss(verdict_, options_));
+    if (verdict_.compared > 0) add(unseen_.words(verdict_.judged));
+    if (verdict_.compared > 0 && !detail::reads_updated_weights(reference_))
+      add("what a forward pass makes of updated weights, as none was recorded behind a step");
+    verdict_.would_miss = fmt::format("{}", fmt::join(missed, "; "));
   }
 
   /// A verdict says what it would have missed.
@@ -380,43 +386,17 @@ class Judge {
                      });
   }
 
-  /// Of what is computed: settings, ids and masks may be anything.
-  [[nodiscard]] bool is_all_zero() const {
-    bool any = false;
-    for (const TensorComparison& t : verdict_.tensors) {
-      if (t.stage == Stage::kStepSettings || t.stage == Stage::kDataIds ||
-          t.stage == Stage::kMasks || t.stage == Stage::kProgress || t.stats.numel == 0)
-        continue;
-      if (t.stats.sum_sq_reference != 0 || t.stats.sum_sq_actual != 0) return false;
-      any = true;
-    }
-    return any;
-  }
-
   void conclude() {
     if (!verdict_.findings.empty()) {
       verdict_.status = Status::kDiverges;
       verdict_.reason = words_of_first(verdict_.findings.front(), actual_.mesh);
       return;
     }
-    if (verdict_.compared == 0 || !not_judged_.empty()) {
-      return end(Status::kVacuous,
-                 not_judged_.empty() ? said(RuleId::kNothingCompared) : not_judged_);
-    }
-    if (is_all_zero()) {
-      return end(Status::kVacuous, said(RuleId::kAllZero, {{"tensors", verdict_.compared}}));
-    }
-    if (parting_.has_value()) {
-      verdict_.parted = true;
-      // An emulation that was never held to a whole step of the plain run says nothing by itself.
-      verdict_.shows_too_little = detail::has_whole_step_before(reference_, *parting_);
-      return end(Status::kVacuous, detail::rule_of_parting(actual_, *parting_));
-    }
-    Rule little = inconclusive();
-    if (little.empty()) little = too_little_judged(verdict_.tensors, options_.coarsest);
-    if (!little.empty()) {
-      verdict_.shows_too_little = true;
-      return end(Status::kVacuous, std::move(little));
+    detail::Conclusion conclusion = detail::conclusion_of({run_, verdict_, not_judged_, parting_});
+    if (!conclusion.rule.empty()) {
+      verdict_.parted = conclusion.rule.id == RuleId::kOverflowParts;
+      verdict_.shows_too_little = conclusion.shows_too_little;
+      return end(Status::kVacuous, std::move(conclusion.rule));
     }
     verdict_.status = Status::kConforms;
     verdict_.strength =
@@ -444,19 +424,6 @@ class Judge {
     verdict_.rule = std::move(rule);
   }
 
-  /// The comparisons that would have let a wrong tensor pass; none if there are none.
-  Rule inconclusive() const {
-    const TensorComparison* first = nullptr;
-    for (const TensorComparison& t : verdict_.tensors) {
-      if (!t.weakness.empty() && first == nullptr) first = &t;
-    }
-    if (first == nullptr) return {};
-    return said(RuleId::kInconclusive, {{"weak", verdict_.weak},
-                                        {"compared", verdict_.compared},
-                                        {"tensor", describe(first->key)},
-                                        NamedValue::words("weakness", first->weakness)});
-  }
-
   void add_evidence() {
     constexpr std::ptrdiff_t kEachSide = 4;
     std::vector<RecordKey> around;
@@ -479,6 +446,7 @@ class Judge {
   const JudgePolicy& options_;
   Verdict verdict_;
   std::map<RecordKey, std::vector<Held>> held_;
+  const detail::JudgedRun run_{reference_, actual_, held_, verdict_.tensors, options_};
   std::vector<OrderedFinding> findings_;
   Rule not_judged_;
   detail::OptionalRecords optional_;

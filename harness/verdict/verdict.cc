@@ -104,6 +104,19 @@ Finding make_finding(const RecordKey& key, std::string_view place, FindingId id,
   return finding;
 }
 
+bool is_zero(const TensorComparison& comparison) noexcept {
+  const Stats& stats = comparison.stats;
+  return stats.numel > 0 && stats.sum_sq_reference == 0 && stats.sum_sq_actual == 0 &&
+         stats.nonfinite_mismatch == 0;
+}
+
+Rule rule_of_unused_axis(const std::vector<AxisWitness>& witnesses) {
+  const auto found = std::ranges::find(witnesses, "", &AxisWitness::tensor);
+  if (found == witnesses.end()) return {};
+  return said(RuleId::kAxisWithoutWitness,
+              {{"axis", name_of(found->axis)}, {"degree", found->degree}});
+}
+
 void set_diverges(Verdict& verdict) {
   verdict.status = Status::kDiverges;
   verdict.strength = Strength::kNone;
@@ -141,6 +154,14 @@ Verdict verdict_through_record(Verdict emulation, std::int64_t num_equal) {
           ? "nothing that the declared arithmetic does not do"
           : fmt::format("nothing that the declared arithmetic does not do; in that itself, {}",
                         emulation.would_miss);
+  if (Rule unused = rule_of_unused_axis(emulation.witnesses);
+      emulation.status == Status::kConforms && !unused.empty()) {
+    emulation.status = Status::kVacuous;
+    emulation.strength = Strength::kNone;
+    emulation.reason = unused.text;
+    emulation.rule = std::move(unused);
+    return emulation;
+  }
   if (emulation.status == Status::kConforms) emulation.strength = Strength::kExact;
   emulation.reason +=
       fmt::format("; {} tensors are bit-identical to the emulated reference", num_equal);

@@ -152,6 +152,16 @@ struct JudgedShare {
   double insensitive_gradients = 0;
 };
 
+/// What shows that a run uses an axis of its mesh.
+struct AxisWitness {
+  Axis axis = Axis::kDp;
+  int degree = 1;
+  std::string tensor = {};  ///< "forward at embed_tokens (step 0)"; empty: nothing shows it
+};
+
+/// Whether a tensor is zero on both sides, and so no evidence of anything.
+[[nodiscard]] bool is_zero(const TensorComparison& comparison) noexcept;
+
 struct Verdict {
   Status status = Status::kVacuous;
   Strength strength = Strength::kNone;  ///< of one that conforms
@@ -159,6 +169,10 @@ struct Verdict {
   /// The system that the subject is a copy of, "DeepSpeed AutoTP"; empty: not said.
   std::string copy_of;
   MeshShape mesh;
+  std::vector<AxisWitness> witnesses;  ///< one for each axis of degree > 1
+  /// Tensors that are zero on both sides; parameters that have one value everywhere whenever a
+  /// recorded forward pass reads them (harness/judge/rules/no_evidence.h).
+  std::vector<std::string> zero_tensors, constant_parameters;
   std::vector<TensorComparison> tensors;  ///< by step, stage and execution order
   /// Of 16-bit runs whose reference has redrawn runs; else empty.
   std::vector<PooledComparison> pools;
@@ -197,6 +211,9 @@ struct Verdict {
   Evidence evidence;   ///< for reports
 };
 
+/// Why a run is vacuous of which nothing shows that it uses an axis; none if each has a witness.
+[[nodiscard]] Rule rule_of_unused_axis(const std::vector<AxisWitness>& witnesses);
+
 /// Makes a verdict one that diverges, whatever it was; its reason and findings are the caller's.
 void set_diverges(Verdict& verdict);
 
@@ -212,8 +229,9 @@ void set_diverges(Verdict& verdict);
 [[nodiscard]] std::string words_of_verdict(const Verdict& verdict);
 
 /// The verdict on a run that equals the emulation of its declared arithmetic, from that on the
-/// emulation: all its numbers are the run's own. Comparisons that show too little do not make it
-/// vacuous: any other bits were rejected.
+/// emulation: all its numbers are the run's own, and `witnesses` are those of the run. Comparisons
+/// that show too little do not make it vacuous: any other bits were rejected. An axis without a
+/// witness does.
 ///
 /// `emulation` judges the emulated run against the plain reference; `num_equal` tensors of the run
 /// equal the emulated ones, and none differs.

@@ -21,7 +21,7 @@ struct Missed {
   double together = 0;  ///< a factor on all of them
   double worst = 0;     ///< a factor on the one where most passes
   RecordKey worst_key;
-  std::int64_t insensitive = 0;
+  std::int64_t insensitive = 0, zeros = 0;
   bool any = false;
 };
 
@@ -33,6 +33,10 @@ Missed missed_of(const Verdict& verdict, RecordKind kind) {
     // its gradient, or the sum, says it
     if (is_gradient_besides(t.key) || role_of(t.key) == NameRole::kSummand) continue;
     if (t.key.kind != kind || t.level == Level::kExact || t.stats.numel == 0) continue;
+    if (is_zero(t)) {
+      ++missed.zeros;
+      continue;
+    }
     if (t.insensitive) {
       ++missed.insensitive;
       continue;
@@ -114,6 +118,7 @@ std::string would_miss(const Verdict& verdict, const JudgePolicy& options) {
     text += fmt::format(", {} in the loss", percent(*loss));
   if (missed.insensitive > 0)
     text += fmt::format(", any in {} that are rounding noise", missed.insensitive);
+  if (missed.zeros > 0) text += fmt::format(", any factor in {} that are zero", missed.zeros);
   if (size_of(options.coarsest) == 2 && verdict.pools.empty())
     text += "; runs with moved weights set the limits, as there are no redrawn runs";
   return text;

@@ -14,6 +14,7 @@
 #include "harness/fault/random_delays.h"
 #include "harness/judge/judge.h"
 #include "harness/judge/own_records.h"
+#include "harness/judge/rules/witnesses.h"
 #include "harness/verdict/equal_runs.h"
 #include "harness/world/forked/forked_world.h"
 #include "harness/world/interrupt.h"
@@ -384,7 +385,8 @@ CaseJudgement CaseJudge::against_both(const Case& item) {
     Verdict to_the_bit = exact(item, std::move(emulated));
     record.collectives = to_the_bit.collectives;
     record.evidence.calls = to_the_bit.evidence.calls;
-    if (to_the_bit.status == Status::kConforms)
+    record.witnesses = std::move(to_the_bit.witnesses);
+    if (to_the_bit.status == Status::kConforms || to_the_bit.rule.id == RuleId::kAxisWithoutWitness)
       return as_emulated(item, std::move(record), to_the_bit.compared);
     return not_emulated(item, [&] { return std::move(to_the_bit); });
   }
@@ -394,6 +396,7 @@ CaseJudgement CaseJudge::against_both(const Case& item) {
   if (equality.holds() && own.findings.empty()) {
     record.collectives = std::move(own.collectives);
     record.evidence.calls = rank_calls_of(run);
+    record.witnesses = detail::witnesses_of(run, detail::held_by_ranks(run));
     return as_emulated(item, std::move(record), equality.tensors);
   }
   if (equality.first.has_value()) runs_.first_is_not_emulated(*equality.first);

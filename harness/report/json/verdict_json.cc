@@ -153,6 +153,11 @@ json verdict_json(const Verdict& verdict) {
   for (const Finding& f : verdict.findings) findings.push_back(finding_json(f));
   json pools = json::array();
   for (const PooledComparison& p : verdict.pools) pools.push_back(pool_json(p));
+  json axes = json::array();
+  for (const AxisWitness& witness : verdict.witnesses)
+    axes.push_back({{"axis", name_of(witness.axis)},
+                    {"degree", witness.degree},
+                    {"witness", witness.tensor.empty() ? json(nullptr) : json(witness.tensor)}});
   json published = json::array();
   for (const PublishedBound& bound : verdict.published) published.push_back(bound_json(bound));
   return {{"schema", kReportSchema},
@@ -166,6 +171,7 @@ json verdict_json(const Verdict& verdict) {
           {"runs", verdict.runs},
           {"case", verdict.case_slug},
           {"mesh", mesh},
+          {"axes", axes},
           {"compared", verdict.compared},
           {"weak", verdict.weak},
           {"skipped", verdict.skipped},
@@ -186,6 +192,8 @@ json verdict_json(const Verdict& verdict) {
           {"evidence", evidence_json(verdict.evidence)},
           {"not_recorded", verdict.not_recorded},
           {"notes", verdict.notes},
+          {"zero_tensors", verdict.zero_tensors},
+          {"constant_parameters", verdict.constant_parameters},
           {"missing", verdict.missing},
           {"extra", verdict.extra}};
 }

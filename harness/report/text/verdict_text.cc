@@ -60,6 +60,7 @@ class Table {
     if (verdict_.runs > 1 && verdict_.status == Status::kConforms)
       entry("repeated", fmt::format("{} runs, all equal bit by bit", verdict_.runs));
     if (!verdict_.collectives.empty()) entry("collectives", verdict_.collectives);
+    axes();
     pools();
     if (!verdict_.would_miss.empty()) entry("would miss", verdict_.would_miss);
     published();
@@ -82,6 +83,14 @@ class Table {
   void entry(std::string_view title, const std::string& text, std::string_view code = "") {
     const std::string lines = hanging(fmt::format("  {:<22}", title), text, width_of(options_));
     text_ += code.empty() ? lines : paint(lines, code);
+  }
+
+  /// What shows that each axis is used.
+  void axes() {
+    for (const AxisWitness& witness : verdict_.witnesses)
+      entry(fmt::format("{} = {}", name_of(witness.axis), witness.degree),
+            witness.tensor.empty() ? "nothing shows that it is used"
+                                   : "differs between ranks in " + witness.tensor);
   }
 
   /// What is said of a tensor beside its numbers.

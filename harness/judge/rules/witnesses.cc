@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "harness/judge/rules/witnesses.h"
+
+#include <algorithm>
+#include <optional>
+#include <set>
+#include <tuple>
+
+#include "harness/trace/parts.h"
+#include "harness/trace/stage.h"
+
+namespace isoshard::detail {
+namespace {
+
+/// Where a part lies, and what it holds.
+using Part = std::tuple<Shape, Shape, std::int64_t, std::int64_t, std::uint64_t>;
+using Parts = std::vector<Part>;
+
+bool splits_batch(Axis axis) {
+  return axis == Axis::kDp || axis == Axis::kDpReplicate || axis == Axis::kDpShard;
+}
+
+/// What a forward or backward pass computes from samples, sums over them among it.
+bool is_of_samples(const Record& record) {
+  const Stage stage = stage_of(record.key);
+  return stage == Stage::kForward || stage == Stage::kActivationGrad || stage == Stage::kMasks ||
+         (stage == Stage::kParameterGrad && is_partial(record.layout));
+}
+
+bool may_be_witness(const RecordKey& key) {
+  switch (stage_of(key)) {
+    case Stage::kForward:
+    case Stage::kActivationGrad:
+    case Stage::kMasks:
+    case Stage::kParametersRead:
+    case Stage::kParameterGrad:
+    case Stage::kClippedGrad:
+    case Stage::kOptimizerState:
+    case Stage::kParameterAfterStep:
+      return key.kind != RecordKind::kScalar;
+    default:
+      return false;
+  }
+}
+
+/// Whether it is not zero everywhere. Digests alone do not say.
+bool is_evidence(const Record& record) {
+  return std::ranges::any_of(record.parts, [](const PartStats& part) {
+    return part.stats.numel == 0 || part.stats.sum_sq_actual != 0;
+  });
+}
+
+Parts parts_held(const Record& record) {
+  const bool flat = is_flat(record.layout);
+  Parts parts;
+  for (const PartStats& part : record.parts) {
+    if (numel_of(part, flat) == 0) continue;
+    if (flat)
+      parts.emplace_back(Shape(), Shape(), part.range.global_begin, part.range.count, part.digest);
+    else
+      parts.emplace_back(part.box.global_offset, part.box.size, 0, 0, part.digest);
+  }
+  return parts;
+}
+
+std::set<std::uint64_t> contents_of(const Parts& parts) {
+  std::set<std::uint64_t> digests;
+  for (const Part& part : parts) digests.insert(std::get<4>(part));
+  return digests;
+}
+
+/// Whether two ranks hold other parts with other contents, or other summands.
+bool differ(const Record& a, const Record& b) {
+  const Parts first = parts_held(a), second = parts_held(b);
+  if (first.empty() || second.empty() || contents_of(first) == contents_of(second)) return false;
+  const auto place = [](const Part& part) {
+    return std::tuple(std::get<0>(part), std::get<1>(part), std::get<2>(part), std::get<3>(part));
+  };
+  return is_partial(a.layout) || !std::ranges::equal(first, second, {}, place, place);
+}
+
+class Search {
+ public:
+  Search(const Trace& run, const std::map<RecordKey, std::vector<Held>>& held)
+      : run_(run), held_(held) {}
+
+  AxisWitness along(const AxisDegree& axis) const {
+    const bool needs_samples =
+        splits_batch(axis.axis) && std::ranges::any_of(held_, [](const auto& entry) {
+          return is_of_samples(*entry.second.front().record);
+        });
+    std::map<std::vector<bool>, std::string> absences;
+    for (const auto& [key, held] : held_) {
+      if (!may_be_witness(key)) continue;
+      if (needs_samples && !is_of_samples(*held.front().record)) continue;
+      if (std::ranges::none_of(held, [](const Held& h) { return is_evidence(*h.record); }))
+        continue;
+      if (differs_along(axis.axis, held)) return {axis.axis, axis.degree, describe(key)};
+      if (splits_batch(axis.axis)) continue;
+      // Stages of a pipeline, and experts, are whole tensors, each on its own ranks.
+      const std::vector<bool> there = presence(axis, held);
+      if (std::ranges::find(there, false) == there.end()) continue;
+      absences.try_emplace(there, describe(key));
+      for (const auto& [other, tensor] : absences) {
+        if (!is_subset(other, there) && !is_subset(there, other))
+          return {axis.axis, axis.degree, tensor + ", " + describe(key)};
+      }
+    }
+    return {axis.axis, axis.degree, ""};
+  }
+
+ private:
+  /// Whether two ranks differ that have all coordinates but that of the axis in common.
+  bool differs_along(Axis axis, const std::vector<Held>& held) const {
+    std::map<int, const Record*> first;  // by the first rank of a group
+    for (const Held& one : held) {
+      const int group = run_.mesh.group_of(one.rank->rank, axis).front();
+      const auto [known, is_new] = first.try_emplace(group, one.record);
+      if (!is_new && differ(*known->second, *one.record)) return true;
+    }
+    return false;
+  }
+
+  /// By coordinate, whether some rank has elements of it.
+  std::vector<bool> presence(const AxisDegree& axis, const std::vector<Held>& held) const {
+    std::vector<bool> there(static_cast<std::size_t>(axis.degree));
+    for (const Held& h : held) {
+      if (!parts_held(*h.record).empty())
+        there[static_cast<std::size_t>(run_.mesh.coordinate(h.rank->rank, axis.axis))] = true;
+    }
+    return there;
+  }
+
+  static bool is_subset(const std::vector<bool>& a, const std::vector<bool>& b) {
+    for (std::size_t i = 0; i < a.size(); ++i)
+      if (a[i] && !b[i]) return false;
+    return true;
+  }
+
+  const Trace& run_;
+  const std::map<RecordKey, std::vector<Held>>& held_;
+};
+
+}  // namespace
+
+std::map<RecordKey, std::vector<Held>> held_by_ranks(const Trace& run) {
+  std::map<RecordKey, std::vector<Held>> held;
+  for (const RankTrace& rank : run.ranks) {
+    for (const Record& record : rank.records) held[record.key].push_back({&rank, &record});
+  }
+  return held;
+}
+
+std::vector<AxisWitness> witnesses_of(const Trace& run,
+                                      const std::map<RecordKey, std::vector<Held>>& held) {
+  std::vector<AxisWitness> witnesses;
+  const Search search(run, held);
+  for (const AxisDegree& axis : run.mesh.axes())
+    if (axis.degree > 1) witnesses.push_back(search.along(axis));
+  return witnesses;
+}
+
+}  // namespace isoshard::detail
