@@ -49,6 +49,7 @@ constexpr Pattern kPatterns[] = {
     {kParam, Needs::kBytes, cause_of_untrained},
     {kAny, Needs::kRecord, cause_in_loading},
     {kAny, Needs::kRecord, cause_in_progress},
+    {kOptimizer, Needs::kBytes, cause_in_hyperparameters},
     {kOptimizer, Needs::kRecord, cause_in_dtype},
     {kDataId, Needs::kBytes, cause_in_samples},
     {kDataId, Needs::kRecord, cause_in_data},

@@ -35,6 +35,8 @@ namespace isoshard::detail {
 /// How far a run has come: updates that are not counted, another stream of masks, samples that come
 /// later.
 [[nodiscard]] Cause cause_in_progress(const Evidence& e);
+/// The first number of a group of parameters that is another one than in the reference.
+[[nodiscard]] Cause cause_in_hyperparameters(const Evidence& e);
 /// A gradient with the parameter's own values added: its buffer held them before.
 [[nodiscard]] Cause cause_in_buffer(const Evidence& e);
 /// A parameter after a step: the step it made is a multiple of the right one.

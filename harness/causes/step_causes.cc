@@ -14,6 +14,7 @@
 #include "harness/causes/class_causes.h"
 #include "harness/causes/run_causes.h"
 #include "harness/ids/phrase.h"
+#include "harness/trace/hyperparameters.h"
 #include "harness/verdict/neighbours.h"
 
 namespace isoshard::detail {
@@ -329,6 +330,22 @@ Cause cause_weight_decay(const Evidence& e) {
                          {"decay", e.options.step_rule->weight_decay},
                          {"times", times},
                          e.on_bad_ranks()});
+}
+
+Cause cause_in_hyperparameters(const Evidence& e) {
+  if (role_of(e.wanted.key) != NameRole::kHyperparameters) return {};
+  const View* const bad = e.first_bad_view();
+  if (bad == nullptr) return {};
+  const Values actual = bad->actual.contiguous(), expected = bad->expected.contiguous();
+  for (std::size_t i = 0; i < std::min(actual.flat().size(), kHyperparameters.size()); ++i) {
+    if (actual.flat()[i] == expected.flat()[i]) continue;
+    return make_cause(CauseId::kHyperparametersDiffer, {{"name", kHyperparameters[i]},
+                                                        {"parameter", parsed(e.wanted.key).base},
+                                                        {"actual", actual.flat()[i]},
+                                                        {"expected", expected.flat()[i]},
+                                                        e.on_bad_ranks()});
+  }
+  return {};
 }
 
 }  // namespace isoshard::detail

@@ -286,6 +286,8 @@ constexpr auto kCauses = [] {
        "divided by {used:g} tokens, where {right:g} count{?rounded}"},
       {kRateOfOtherStep, "learning_rate_of_other_step",
        "the learning rate of step {step}{on_ranks}"},
+      {kHyperparametersDiffer, "hyperparameters_differ",
+       "{name} of {parameter} is {actual:.6g}, and {expected:.6g} in the reference{on_ranks}"},
       // ---- softmax ----
       {kOwnLargestLogit, "largest_logit_of_rank_taken_off",
        "each tp rank takes the largest logit of its own columns off before sums of exponentials "

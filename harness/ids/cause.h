@@ -150,6 +150,7 @@ enum class CauseId : std::uint16_t {
   kOffsetOfWidths,
   kDividedByOtherCount,
   kRateOfOtherStep,
+  kHyperparametersDiffer,
   // softmax
   kOwnLargestLogit,
   kTargetsInFirstColumnLost,

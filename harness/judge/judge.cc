@@ -73,7 +73,8 @@ class Judge {
       if (is_own_repetition(wanted.key) || role_of(wanted.key) == NameRole::kCollectives) continue;
       if (optional_.may_be_left_out(wanted.key) && !held_.contains(wanted.key)) {
         verdict_.not_recorded.push_back(describe(wanted.key));
-        if (optional_.has_between_micro_batches()) left_out_.add(wanted.key);
+        if (role_of(wanted.key) == NameRole::kMicroBatch && optional_.has_between_micro_batches())
+          left_out_.add(wanted.key);
       } else {
         judge_one(wanted);
       }
@@ -85,7 +86,7 @@ class Judge {
       if (reference_.find(key) != nullptr) continue;
       if (const auto wanted = wanted_of(reference_, key, options_); wanted.has_value()) {
         judge_or_tell(*wanted, held);
-      } else if (!is_clipped_by_no_number(key)) {
+      } else if (!is_clipped_by_no_number(key) && !optional_.may_be_added(key)) {
         add_coverage_finding(key, held.front().record->order, FindingId::kExtra,
                              {held.front().rank->rank}, verdict_.extra);
       }

@@ -42,9 +42,10 @@ struct JudgePolicy {
   /// The factor that settings demand on activation gradients (dp for averaging); a record that
   /// declares another diverges.
   std::optional<double> activation_grad_scale = {};
-  /// The same of parameters' gradients. None: what a run declares is taken. Nothing but gradients
+  /// The same for parameters' gradients: a run that declares another factor diverges. None: what a
+  /// run declares is taken, so a wrong factor that it declares is not seen. Nothing but gradients
   /// may have a scale in any case.
-  std::optional<double> grad_scale = {};
+  std::optional<double> grad_scale = 1;
   /// Which records may be partial sums, as patterns (matches_any). None: activations and their
   /// gradients may. "KIND/NAME=max" allows the largest of the ranks' values. A rank's own summands,
   /// activations "X.partial", always may.

@@ -80,7 +80,8 @@ Stage stage_of(const RecordKey& key) noexcept {
     case RecordKind::kGrad:
       return name.role == NameRole::kClipped ? Stage::kClippedGrad : Stage::kParameterGrad;
     case RecordKind::kOptimizer:
-      return Stage::kOptimizerState;
+      return name.role == NameRole::kHyperparameters ? Stage::kStepSettings
+                                                     : Stage::kOptimizerState;
     case RecordKind::kScalar:
       return stage_of_scalar(name.role);
   }
@@ -150,7 +151,9 @@ std::string subject_of(const RecordKey& key) {
     case RecordKind::kActivationGrad:
       return fmt::format("gradient at {}", key.name);
     case RecordKind::kOptimizer:
-      return fmt::format("optimizer state {}", key.name);
+      return role_of(key) == NameRole::kHyperparameters
+                 ? fmt::format("hyperparameters of {}", parsed(key).base)
+                 : fmt::format("optimizer state {}", key.name);
     case RecordKind::kScalar:
       return key.name;
     case RecordKind::kDataId:

@@ -33,11 +33,12 @@ enum class Stage : std::uint8_t {
 
 /// The stage of a record's value. A parameter's first record of a run (step 0, call 0) is the
 /// weight as read, and so is one that is read again in a later step; every other one stands behind
-/// a step. The clipped gradient is the one that is stepped with. The learning rate and the loss
-/// scale are set for the step, the number of updates, the state of random numbers and the ids of
-/// the next samples say how far a run has come, the norm of gradients is that before clipping,
-/// beside it stands whether they were not finite, losses belong to the forward pass, every other
-/// scalar is a logged number. No record has stage kReplicaDrift: copies do.
+/// a step. The clipped gradient is the one that is stepped with. The learning rate, the loss scale
+/// and the hyperparameters of a parameter are set for the step, the number of updates, the state of
+/// random numbers and the ids of the next samples say how far a run has come, the norm of gradients
+/// is that before clipping, beside it stands whether they were not finite, losses belong to the
+/// forward pass, every other scalar is a logged number. No record has stage kReplicaDrift: copies
+/// do.
 [[nodiscard]] Stage stage_of(const RecordKey& key) noexcept;
 
 /// The parameter whose stepped values a record holds: the parameter after a step itself, or its

@@ -28,7 +28,7 @@ from ._mesh import DATA_AXES
 from ._names import compiled_root, named_modules, named_parameters, own_class, unwrapped
 from ._options import Layout
 from ._recorder import FlatPart, Recorder, sum_of_losses
-from ._settings import largest_learning_rate, masks_small_gradients, training_settings
+from ._settings import hyperparameters, largest_learning_rate, masks_small_gradients, training_settings
 from ._shared_state import (
     is_shared_out,
     kinds_of,
@@ -353,6 +353,7 @@ class Hooks:
         if not self.recorder.active:
             return None
         self._record_rate()
+        self._record_hyperparameters(optimizer)
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
         if closure is None:
             self._record_gradients_of(optimizer)
@@ -378,11 +379,21 @@ class Hooks:
         """For a recording that begins in a step, with the model's first call in its closure."""
         if self.recorder.active and optimizer in self.optimizers:
             self._guarded(self._record_rate)()
+            self._guarded(self._record_hyperparameters)(optimizer)
             self.after_closure(optimizer)
 
     def _record_rate(self) -> None:
         if not self._stepped:
             self.recorder.learning_rate(largest_learning_rate(*self.optimizers))
+
+    def _record_hyperparameters(self, optimizer: torch.optim.Optimizer) -> None:
+        for group in optimizer.param_groups:
+            numbers = hyperparameters(group)
+            for parameter in group["params"]:
+                name = self._names.get(id(parameter))
+                if name is not None:
+                    whole = f"{self._rename(name)}.hyperparameters"
+                    self.recorder.put("optimizer", whole, numbers, layout="replicate")
 
     def _record_gradients_of(self, optimizer: torch.optim.Optimizer) -> None:
         """The gradients that a step reads; with the last optimizer those that none reads, too."""

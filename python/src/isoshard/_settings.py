@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -96,6 +96,23 @@ def optimizer_settings(*optimizers: torch.optim.Optimizer) -> dict[str, Any]:
     elif betas:
         settings["moment_decays"] = betas[0] if all(b == betas[0] for b in betas) else betas
     return settings
+
+
+#: The numbers of a group of parameters that are recorded for each of its parameters, in the order
+#: of harness/trace/hyperparameters.h.
+_OF_A_GROUP = ("lr", "weight_decay", "eps", "betas", "momentum", "dampening", "nesterov", "maximize")
+
+
+def hyperparameters(group: Mapping[str, Any]) -> torch.Tensor:
+    """The numbers by which a group's parameters are stepped: fp64 [9], 0 where it has none."""
+    numbers: list[float] = []
+    for key in _OF_A_GROUP:
+        value = group.get(key)
+        if key == "betas":
+            numbers += map(float, value) if value is not None and _is_pair(value) else (0.0, 0.0)
+        else:
+            numbers.append(0.0 if value is None else float(value))
+    return torch.tensor(numbers, dtype=torch.float64)
 
 
 def largest_learning_rate(*optimizers: torch.optim.Optimizer) -> float | None:

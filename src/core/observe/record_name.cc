@@ -12,10 +12,13 @@ struct Word {
   std::string_view text;
 };
 
-constexpr std::array kSuffixes{
-    Word{NameRole::kRecomputed, ".recomputed"}, Word{NameRole::kReadAgain, ".read"},
-    Word{NameRole::kClipped, ".clipped"},       Word{NameRole::kMicroBatch, ".micro_batch"},
-    Word{NameRole::kSummand, ".partial"},       Word{NameRole::kMaster, ".master"}};
+constexpr std::array kSuffixes{Word{NameRole::kRecomputed, ".recomputed"},
+                               Word{NameRole::kReadAgain, ".read"},
+                               Word{NameRole::kClipped, ".clipped"},
+                               Word{NameRole::kMicroBatch, ".micro_batch"},
+                               Word{NameRole::kSummand, ".partial"},
+                               Word{NameRole::kMaster, ".master"},
+                               Word{NameRole::kHyperparameters, ".hyperparameters"}};
 
 constexpr std::array kPrefixes{Word{NameRole::kNext, "next_"},
                                Word{NameRole::kCollectives, "collectives."}};
@@ -57,9 +60,12 @@ RecordName of_optimizer(std::string_view name) noexcept {
   constexpr std::string_view kMasterSuffix = text_of(kSuffixes, NameRole::kMaster);
   const std::size_t dot = name.rfind('.');
   if (dot == std::string_view::npos) return {name, NameRole::kPlain, name};
-  const bool is_master = name.substr(dot) == kMasterSuffix;
-  return {name.substr(0, dot), is_master ? NameRole::kMaster : NameRole::kState,
-          name.substr(dot + 1)};
+  constexpr std::string_view kNumbersSuffix = text_of(kSuffixes, NameRole::kHyperparameters);
+  const std::string_view suffix = name.substr(dot);
+  const NameRole role = suffix == kMasterSuffix    ? NameRole::kMaster
+                        : suffix == kNumbersSuffix ? NameRole::kHyperparameters
+                                                   : NameRole::kState;
+  return {name.substr(0, dot), role, name.substr(dot + 1)};
 }
 
 RecordName of_scalar(std::string_view name) noexcept {

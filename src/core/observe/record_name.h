@@ -18,8 +18,10 @@ enum class NameRole : std::uint8_t {
   kMicroBatch,  ///< a gradient's sum after a micro-batch that is not the last (call 0: the first)
   kSummand,     ///< what one rank adds to a module's output, or to its gradient
   kMaster,      ///< the optimizer's copy of a parameter in a dtype of its own
-  kState,       ///< any other state of the optimizer
-  kNext,        ///< data ids of the next step
+  /// optimizer: the numbers by which it steps a parameter (hyperparameters.h)
+  kHyperparameters,
+  kState,        ///< any other state of the optimizer
+  kNext,         ///< data ids of the next step
   kCollectives,  ///< scalar: what a rank called
   kLearningRate,
   kGradNorm,
