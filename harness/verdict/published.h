@@ -21,7 +21,7 @@ struct PublishedBound {
   RecordKey key;
   bool holds = true;
   /// Losses that it is not held to, as legal runs of the reference are farther from it than
-  /// `limit`.
+  /// `limit`, or as the loss itself has 16 bits.
   int too_wild = 0;
 };
 
@@ -33,7 +33,8 @@ struct PublishedBound {
 ///
 /// `response_of` gives how far legal runs of the reference moved a tensor, relative to it; 0 or
 /// empty: not known. A training run that blows up doubles every rounding from step to step, and
-/// then no two correct runs have losses within the published bound.
+/// then no two correct runs have losses within the published bound. Nor need they where the loss is
+/// computed in 16 bits, in which a sum over tokens is rounded many times.
 ///
 /// Source   docs/seeds.md, sections 1 to 3.
 [[nodiscard]] std::vector<PublishedBound> published_bounds(

@@ -196,6 +196,20 @@ TEST(PublishedBounds, OfLossesBindWhereLegalRunsKeepThem) {
   EXPECT_EQ(wild[0].key.step, 1);
 }
 
+TEST(PublishedBounds, LossesOfSixteenBitsAreNotHeldToThem) {
+  const auto bound_of = [](double loss) {
+    TensorComparison t;
+    t.key = {0, RecordKind::kScalar, "loss", 0};
+    t.reference_values = {loss};
+    t.actual_values = {1.012 * loss};
+    return published_bounds({t}, Dtype::kBFloat16).at(0);
+  };
+
+  EXPECT_TRUE(bound_of(0x1.02p1).holds);
+  EXPECT_EQ(bound_of(0x1.02p1).too_wild, 1);
+  EXPECT_FALSE(bound_of(0x1.02345p1).holds) << "a loss in fp32 of a model in bf16";
+}
+
 TEST(PublishedBounds, AreOfLayersAndTheNormBehindThemWhateverTheirNames) {
   const auto bounds_of = [](const char* name) {
     TensorComparison t;
