@@ -37,6 +37,10 @@ constexpr auto kFindings = [] {
        "response{first}{?before_step}"},
       {kOutsidePublishedBound, "outside_published_bound", "outside a published bound",
        "{bound}: {measured:.3g} (published {published:.3g})"},
+      {kStepNotOfRule, "step_not_of_its_rule",
+       "is not what the optimizer's rule makes of the run's own state",
+       "{wrong} of {elements} elements on rank {rank}, first [{index}]: {actual:.9g}, by the rule "
+       "{expected:.9g}"},
       {kNotFinite, "not_finite", "is not finite far from overflow",
        "{not_finite} of {elements} numbers are not finite, {nan_actual} of them NaN; in the "
        "reference {not_finite_in_reference} are not, and the largest of the others is "

@@ -21,6 +21,7 @@ enum class FindingId : std::uint8_t {
   kRowWithoutStep,
   kMaskedElementMovedTooFar,
   kOutsidePublishedBound,
+  kStepNotOfRule,
   kNotFinite,
   kCopiesOfSkippedStepDiffer,
   // form of one tensor

@@ -21,6 +21,7 @@
 #include "harness/judge/records/presence.h"
 #include "harness/judge/rules/conclusions.h"
 #include "harness/judge/rules/no_evidence.h"
+#include "harness/judge/rules/replayed_steps.h"
 #include "harness/judge/rules/witnesses.h"
 #include "harness/judge/steps/nonfinite.h"
 #include "harness/judge/steps/skipped_steps.h"
@@ -103,6 +104,7 @@ class Judge {
           const Response* const response = reference_.response(key);
           return response == nullptr ? 0 : response->relative_error;
         });
+    replay();
     check_published();
     check_pools();
     if (num_other_dtypes_ > 0)
@@ -354,6 +356,17 @@ class Judge {
     if (note.empty()) return;
     verdict_.notes.push_back(std::move(note));
     findings_.clear();
+  }
+
+  /// A tensor that is outside of its tolerance needs no second finding.
+  void replay() {
+    if (options_.level != Level::kPerturbed) return;
+    for (OrderedFinding& replayed : detail::replay_steps(run_).findings) {
+      const bool is_known = std::ranges::any_of(findings_, [&](const OrderedFinding& known) {
+        return known.finding.key == replayed.finding.key;
+      });
+      if (!is_known) findings_.push_back(std::move(replayed));
+    }
   }
 
   /// A published bound is looser than any tolerance of a training that does not blow up: where it

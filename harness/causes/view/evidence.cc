@@ -198,13 +198,13 @@ void Evidence::collect_views() {
   for (const Held& h : held) add_views(h.rank->rank, own_boxes(*h.rank, *h.record));
 }
 
-std::vector<std::pair<Box, Values>> Evidence::own_boxes(const RankTrace& rank,
-                                                        const Record& record) const {
+std::vector<std::pair<Box, Values>> kept_boxes(const RankTrace& rank, const Record& record,
+                                               const Shape& global_shape) {
   if (!record.kept || rank.arena == nullptr || is_partial(record.layout)) return {};
   const Values own = Values(rank.tensor(record)) / record.grad_scale;
   if (is_flat(record.layout)) {
-    const std::optional<FlatBox> part = box_among(record.layout.flat, wanted.layout.global_shape);
-    if (!part.has_value() || !lies_in(part->box, wanted.layout.global_shape)) return {};
+    const std::optional<FlatBox> part = box_among(record.layout.flat, global_shape);
+    if (!part.has_value() || !lies_in(part->box, global_shape)) return {};
     return {
         {part->box,
          own.flattened().narrow(0, part->first, numel_of(part->box.size)).reshape(part->box.size)}};
@@ -212,10 +212,15 @@ std::vector<std::pair<Box, Values>> Evidence::own_boxes(const RankTrace& rank,
   std::vector<std::pair<Box, Values>> boxes;
   for (const PartStats& part : record.parts) {
     // of another shape
-    if (!lies_in(part.box, wanted.layout.global_shape)) return {};
+    if (!lies_in(part.box, global_shape)) return {};
     boxes.emplace_back(part.box, own.cut(part.box.local_offset, part.box.size));
   }
   return boxes;
+}
+
+std::vector<std::pair<Box, Values>> Evidence::own_boxes(const RankTrace& rank,
+                                                        const Record& record) const {
+  return kept_boxes(rank, record, wanted.layout.global_shape);
 }
 
 std::optional<std::pair<Box, Values>> Evidence::own_box(const RankTrace& rank,

@@ -23,6 +23,13 @@ struct View {
   Values expected;
 };
 
+/// The boxes that a rank kept of a record of a tensor of this shape, without what pads them, in
+/// fp64; of flat ranges the largest one. Empty if bytes were not kept, or are a summand's or those
+/// of another shape.
+[[nodiscard]] std::vector<std::pair<Box, Values>> kept_boxes(const RankTrace& rank,
+                                                             const Record& record,
+                                                             const Shape& global_shape);
+
 /// One divergent tensor and the two runs. Refers to what it is made of.
 class Evidence {
  public:

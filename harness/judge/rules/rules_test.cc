@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "harness/judge/judge.h"
@@ -162,6 +163,58 @@ TEST(NoEvidence, ZeroTensorsAndConstantParametersAreListed) {
   EXPECT_THAT(verdict.zero_tensors, ElementsAre("forward at x (step 0)"));
   EXPECT_THAT(verdict.constant_parameters, ElementsAre("w"));
   EXPECT_THAT(judged(kTp2, {}, {}).constant_parameters, IsEmpty());
+}
+
+// ---- replayed steps ----
+
+constexpr StepRule kRule = {
+    .learning_rate = 1e-3, .weight_decay = 0.1, .beta1 = 0.9, .beta2 = 0.99, .eps = 1e-8};
+
+/// One step of AdamW in fp32, cut over tp, with noise on the gradient that no comparison with the
+/// reference can see through; `rate` and `decay` are those that the step is made with.
+Body adamw_step(bool is_cut, int noise, double rate = kRule.learning_rate,
+                double decay = kRule.weight_decay) {
+  return [=](Sink& sink, int rank) {
+    const auto put = [&](RecordKind kind, const char* name, const at::Tensor& t) {
+      const Layout layout = is_cut ? layout_of({4, 6}, {shard(Axis::kTp, 0)}) : layout_of({4, 6});
+      const at::Tensor local = is_cut ? t.narrow(0, 2 * rank, 2) : t;
+      sink.on_record(site(kind, name, layout), local.to(at::kFloat).contiguous());
+    };
+    const at::Tensor before = values({4, 6}, 1).to(at::kDouble);
+    const at::Tensor gradient =
+        values({4, 6}, 3, at::kDouble) * (1 + 0.5 * values({4, 6}, 40 + noise, at::kDouble));
+    const at::Tensor m = 0.1 * gradient, v = 0.01 * gradient * gradient;
+    const at::Tensor after =
+        before * (1 - rate * decay) - rate * gradient / (gradient.abs() + 1e-8);
+    put(RecordKind::kParam, "w", before);
+    put(RecordKind::kGrad, "w", gradient);
+    put(RecordKind::kOptimizer, "w.exp_avg", m);
+    put(RecordKind::kOptimizer, "w.exp_avg_sq", v);
+    put(RecordKind::kParam, "w", after);
+  };
+}
+
+Verdict judged_step(double rate, double decay) {
+  JudgePolicy policy;
+  policy.step_rule = kRule;
+  const Reference r = reference(
+      adamw_step(false, 0), [](int i) { return adamw_step(false, 1 + i); }, 3, policy);
+  // what noise hides: the parameter after the step is left to the rule alone
+  policy.coarsest = Dtype::kBFloat16;
+  return judge(r, run(kTp2, &r, adamw_step(true, 9, rate, decay), Keep::kWhatDiffers, policy),
+               policy);
+}
+
+TEST(ReplayedSteps, ARateOrADecayThatIsNotTheRulesIsFoundInTheRunsOwnState) {
+  for (const auto& [rate, decay] : {std::pair(1.01e-3, 0.1), std::pair(1e-3, 0.09)}) {
+    const Verdict verdict = judged_step(rate, decay);
+
+    ASSERT_EQ(verdict.status, Status::kDiverges) << rate << " " << decay;
+    EXPECT_EQ(verdict.findings.front().id, FindingId::kStepNotOfRule);
+    EXPECT_THAT(verdict.findings.front().ranks, ElementsAre(0, 1));
+  }
+  for (const Finding& finding : judged_step(1e-3, 0.1).findings)
+    ADD_FAILURE() << finding.what << " " << finding.evidence;
 }
 
 }  // namespace

@@ -1,0 +1,242 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "harness/judge/rules/replayed_steps.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+
+#include "harness/causes/view/evidence.h"
+#include "harness/trace/hyperparameters.h"
+#include "harness/trace/masked_steps.h"
+#include "harness/trace/run_view.h"
+#include "harness/trace/stage.h"
+
+namespace isoshard::detail {
+namespace {
+
+/// A step does about six operations on each element, and roundings of the moments count twice in
+/// their quotient.
+constexpr double kRoundings = 8;
+constexpr std::int64_t kMostElements = 1 << 22;  ///< of a tensor: each takes 40 bytes
+
+struct Rule {
+  double rate = 0, decay = 0, eps = 0, beta1 = 0, beta2 = 0;
+  double updates = 1;
+  bool is_decoupled = true;  ///< AdamW; in Adam the decay is in the moments
+
+  [[nodiscard]] double step(double m, double v) const {
+    return rate / (1 - std::pow(beta1, updates)) * m /
+           (std::sqrt(v / (1 - std::pow(beta2, updates))) + eps);
+  }
+  [[nodiscard]] double kept() const { return is_decoupled ? 1 - rate * decay : 1; }
+};
+
+/// What a step is made of, and what came of it; all of one box.
+struct Step {
+  Box box;
+  Values before, m, v, after;
+  double of_value = 0, of_moments = 0;  ///< unit roundoffs of what is stepped, and of the moments
+};
+
+double roundoff(Dtype dtype) {
+  return unit_roundoff(is_floating(dtype) ? dtype : Dtype::kFloat32);
+}
+
+/// The first element that the rule does not give, and how many there are.
+struct Wrong {
+  std::int64_t count = 0, first = 0;
+  double expected = 0;
+};
+
+Wrong wrong_elements(const Step& step, const Rule& rule) {
+  Wrong wrong;
+  const auto before = step.before.flat(), m = step.m.flat(), v = step.v.flat(),
+             after = step.after.flat();
+  for (std::size_t i = 0; i < after.size(); ++i) {
+    const double moved = rule.step(m[i], v[i]), made = before[i] * rule.kept() - moved;
+    const double noise =
+        kRoundings * (step.of_value * std::max(std::fabs(before[i]), std::fabs(made)) +
+                      (step.of_moments + roundoff(Dtype::kFloat32)) * std::fabs(moved));
+    if (std::fabs(after[i] - made) <= noise) continue;
+    if (wrong.count++ == 0) {
+      wrong.first = static_cast<std::int64_t>(i);
+      wrong.expected = made;
+    }
+  }
+  return wrong;
+}
+
+Shape index_of(const Box& box, std::int64_t element) {
+  Shape index = box.global_offset;
+  for (std::size_t d = index.size(); d-- > 0;) {
+    index[d] += element % box.size[d];
+    element /= box.size[d];
+  }
+  return index;
+}
+
+class Replay {
+ public:
+  explicit Replay(const JudgedRun& run) : run_(run) {}
+
+  ReplayedSteps all() {
+    for (const auto& [key, held] : run_.held) {
+      if (!stepped_parameter(key).empty()) replay(key, held);
+    }
+    return std::move(result_);
+  }
+
+ private:
+  const Record* of_reference(const RecordKey& key, const Shape& shape) const {
+    const Record* const record = run_.reference.find(key);
+    return record != nullptr && record->layout.global_shape == shape ? record : nullptr;
+  }
+
+  static RecordKey state_key(const RecordKey& key, const char* state) {
+    return {key.step, RecordKind::kOptimizer,
+            to_string({stepped_parameter(key), NameRole::kState, state}), 0};
+  }
+
+  /// The rules that the reference's numbers of the parameter may be of.
+  std::vector<Rule> rules_of(const RecordKey& key) const {
+    Rule rule;
+    const RecordKey numbers{key.step, RecordKind::kOptimizer,
+                            to_string({stepped_parameter(key), NameRole::kHyperparameters, {}}), 0};
+    if (const Record* const record = of_reference(numbers, {std::ssize(kHyperparameters)})) {
+      const Values values(run_.reference.tensor(record->key));
+      const auto number = [&](std::string_view name) {
+        const auto at = std::ranges::find(kHyperparameters, name) - kHyperparameters.begin();
+        return values.flat()[static_cast<std::size_t>(at)];
+      };
+      rule = {number("lr"), number("weight_decay"), number("eps"), number("beta1"),
+              number("beta2")};
+    } else if (run_.options.step_rule.has_value()) {
+      const StepRule& given = *run_.options.step_rule;
+      rule = {given.learning_rate, given.weight_decay, given.eps, given.beta1, given.beta2};
+      rule.rate = RunView(run_.reference).learning_rate(key.step).value_or(rule.rate);
+    }
+    if (!(rule.rate > 0 && rule.beta1 > 0 && rule.beta1 < 1 && rule.beta2 > 0 && rule.beta2 < 1))
+      return {};
+    rule.updates = updates_of(key);
+    std::vector<Rule> rules = {rule};
+    if (rule.decay != 0) {
+      rules.push_back(rule);
+      rules.back().is_decoupled = false;
+    }
+    return rules;
+  }
+
+  double updates_of(const RecordKey& key) const {
+    for (const RecordKey& count :
+         {state_key(key, "step"), scalar_key(key.step, NameRole::kOptimizerSteps)}) {
+      if (run_.reference.find(count) == nullptr) continue;
+      const Values values(run_.reference.tensor(count));
+      if (values.numel() > 0) return values.max();
+    }
+    return key.step + 1;
+  }
+
+  void replay(const RecordKey& key, const std::vector<Held>& held) {
+    const Record* const wanted = run_.reference.find(key);
+    if (wanted == nullptr || !run_.reference.has_bytes()) return;
+    const bool is_kept = std::ranges::any_of(held, [](const Held& h) { return h.record->kept; });
+    const Shape& shape = wanted->layout.global_shape;
+    if (!is_kept || numel_of(shape) > kMostElements) return;
+    const Record *const before = of_reference(before_step(key), shape),
+                        *const m = of_reference(state_key(key, "exp_avg"), shape),
+                        *const v = of_reference(state_key(key, "exp_avg_sq"), shape);
+    if (before == nullptr || m == nullptr || v == nullptr || numel_of(shape) == 0) return;
+    Step whole;
+    whole.box = {Shape(shape.size()), Shape(shape.size()), shape};
+    const auto value = [&](const Record& record) {
+      return Values(run_.reference.tensor(record.key)).reshape(shape).contiguous();
+    };
+    whole.before = value(*before);
+    whole.m = value(*m);
+    whole.v = value(*v);
+    whole.after = value(*wanted);
+    whole.of_value = std::max(roundoff(wanted->dtype), roundoff(before->dtype));
+    whole.of_moments = std::max(roundoff(m->dtype), roundoff(v->dtype));
+    for (const Rule& rule : rules_of(key)) {
+      if (wrong_elements(whole, rule).count > 0) continue;
+      judge(key, *wanted, held, whole, rule);
+      return;
+    }
+  }
+
+  void judge(const RecordKey& key, const Record& wanted, const std::vector<Held>& held,
+             const Step& whole, const Rule& rule) {
+    Finding finding;
+    for (const Held& h : held) {
+      for (const auto& [box, after] : kept_boxes(*h.rank, *h.record, wanted.layout.global_shape)) {
+        Step own = whole;
+        own.box = box;
+        own.after = after.contiguous();
+        own.of_value = std::max(own.of_value, roundoff(h.record->dtype));
+        const bool is_known =
+            take(*h.rank, before_step(key), box, own.before, own.of_value) &&
+            take(*h.rank, state_key(key, "exp_avg"), box, own.m, own.of_moments) &&
+            take(*h.rank, state_key(key, "exp_avg_sq"), box, own.v, own.of_moments);
+        if (!is_known) continue;
+        const Wrong wrong = wrong_elements(own, rule);
+        if (wrong.count == 0) continue;
+        if (finding.ranks.empty()) {
+          finding =
+              make_finding(key, FindingId::kStepNotOfRule, {},
+                           {{"wrong", wrong.count},
+                            {"elements", own.after.numel()},
+                            {"rank", h.rank->rank},
+                            {"index", index_of(box, wrong.first)},
+                            {"actual", own.after.flat()[static_cast<std::size_t>(wrong.first)]},
+                            {"expected", wrong.expected}});
+        }
+        if (finding.ranks.empty() || finding.ranks.back() != h.rank->rank)
+          finding.ranks.push_back(h.rank->rank);
+      }
+    }
+    if (finding.ranks.empty()) {
+      ++result_.replayed;
+      return;
+    }
+    finding.confirmed = true;
+    result_.findings.push_back({wanted.order, std::move(finding)});
+  }
+
+  /// What a rank has of a record in a box: its own bytes, or, if it kept none as they are the
+  /// reference's, those. False if its boxes are other ones.
+  bool take(const RankTrace& rank, const RecordKey& key, const Box& box, Values& whole_to_own,
+            double& of_dtype) const {
+    const Record* const record = rank.find(key);
+    if (record == nullptr) return false;
+    of_dtype = std::max(of_dtype, roundoff(record->dtype));
+    if (!record->kept) {
+      if (stats_of(*record).unequal_values != 0) return false;
+      whole_to_own = whole_to_own.cut(box.global_offset, box.size).contiguous();
+      return true;
+    }
+    for (const auto& [own_box, values] :
+         kept_boxes(rank, *record, run_.reference.find(key)->layout.global_shape)) {
+      if (own_box.global_offset != box.global_offset || own_box.size != box.size) continue;
+      whole_to_own = values.contiguous();
+      return true;
+    }
+    return false;
+  }
+
+  const JudgedRun& run_;
+  ReplayedSteps result_;
+};
+
+}  // namespace
+
+ReplayedSteps replay_steps(const JudgedRun& run) {
+  return Replay(run).all();
+}
+
+}  // namespace isoshard::detail
