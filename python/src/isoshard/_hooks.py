@@ -43,6 +43,8 @@ from .errors import IsoshardError, RecordError
 _INPUTS = {"o_proj": "core", "down_proj": "act"}
 _SKIPPED = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Dropout)
 _SKIPPED_ENDS = ("rotary_emb", "act_fn")
+#: Of steps whose learning rate is 0, for which others are recorded.
+_MOST_IDLE_STEPS = 8
 
 
 class Hooks:
@@ -435,7 +437,11 @@ class Hooks:
         self._stepped, self._recorded, self._losses = set(), set(), []
         self._has_losses = False
         self._micro = -1
-        if self.max_steps is not None and self.recorder.step >= self.max_steps:
+        if self.max_steps is None:
+            return
+        # A step whose rate is 0 shows nothing, as the first one of a warm-up: another one is made
+        # up for it.
+        if self.recorder.step >= self.max_steps + min(self.recorder.idle_steps, _MOST_IDLE_STEPS):
             self.detach()
             self.recorder.finish()
             if self.on_last_step is not None:

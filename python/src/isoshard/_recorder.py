@@ -108,6 +108,8 @@ class Recorder:
         self.stage: int | None = None  # the coordinate on pp, where this rank holds some layers
         self.step = 0
         self.steps: list[int] = []
+        #: Steps whose learning rate was 0.
+        self.idle_steps = 0
         self.active = True
         self._calls: dict[tuple[str, str], int] = {}
         self._axes_of: dict[Any, list[list[str]]] = {}  # by DeviceMesh
@@ -174,6 +176,7 @@ class Recorder:
         """Records a step's learning rate, if its optimizer has one."""
         if rate is not None:
             self.scalar("learning_rate", rate)
+            self.idle_steps += rate == 0
 
     def _add(
         self,
