@@ -28,6 +28,10 @@ double scale_ceiling(const RecordKey& key, Dtype coarsest) noexcept {
   return is_second_moment(key) ? (2 + ceiling) * ceiling : ceiling;
 }
 
+double weakness_ceiling(const RecordKey& key, Dtype coarsest) noexcept {
+  return scale_ceiling(key, coarsest == Dtype::kFloat64 ? Dtype::kFloat32 : coarsest);
+}
+
 double rolled_error(const Reference& reference, const Record& record) {
   const std::int64_t count = std::min(numel_of(record.layout.global_shape), kRolledElements);
   if (count < 2) return 0;
@@ -53,7 +57,7 @@ ShiftedCopy judged_shifted_copy(const TensorComparison& c, double k, Dtype coars
 
 std::string weakness_of_noise(const TensorComparison& c, double largest_norm, Dtype coarsest) {
   if (c.level != Level::kPerturbed || !c.insensitive || c.key.kind != RecordKind::kGrad) return "";
-  const double ceiling = scale_ceiling(c.key, coarsest);
+  const double ceiling = weakness_ceiling(c.key, coarsest);
   if (c.allowed_absolute <= ceiling * largest_norm) return "";
   return fmt::format(
       "an error norm of {:.2g} would pass as noise (at most {:.2g} may, {:.2g} of the largest "
@@ -63,7 +67,7 @@ std::string weakness_of_noise(const TensorComparison& c, double largest_norm, Dt
 
 std::string weakness(const TensorComparison& c, Dtype coarsest) {
   if (c.level != Level::kPerturbed || c.insensitive) return "";
-  const double ceiling = scale_ceiling(c.key, coarsest);
+  const double ceiling = weakness_ceiling(c.key, coarsest);
   if (!(c.scale_sensitivity <= ceiling)) {
     return fmt::format("a scale error of {:.2g} would pass (at most {:.2g} may, in {})",
                        c.scale_sensitivity, ceiling, name_of(coarsest));

@@ -13,10 +13,15 @@ namespace isoshard {
 /// gradients.
 [[nodiscard]] bool is_second_moment(const RecordKey& key) noexcept;
 
-/// The largest scale error that a comparison at level perturbed may overlook before the verdict is
-/// vacuous: 1e-9 in fp64, 1e-3 in fp32, 0.5 in bf16 and fp16 (docs/calibration.md has what clean
+/// The largest scale error that a tolerance may make of an order of summands, or of the squares of
+/// gradients: 1e-9 in fp64, 1e-3 in fp32, 0.5 in bf16 and fp16 (docs/calibration.md has what clean
 /// runs show). In a second moment a factor 1 + c of gradients stands as (1 + c)^2.
 [[nodiscard]] double scale_ceiling(const RecordKey& key, Dtype coarsest) noexcept;
+
+/// The largest scale error that a comparison at level perturbed may overlook before the verdict is
+/// vacuous: scale_ceiling(), and in fp64 that of fp32. A verdict in fp64 must show what one in fp32
+/// must, and may show less than 1e-9 where a step of Adam with a tiny eps is the sign of noise.
+[[nodiscard]] double weakness_ceiling(const RecordKey& key, Dtype coarsest) noexcept;
 
 /// The relative Frobenius distance of the reference's tensor from a copy of itself that is rolled
 /// by one place (element i holds element i - 1, the first the last); 0 for a single number. Of a
