@@ -93,6 +93,7 @@ class Judge {
       }
     }
     require_optional();
+    judge_infinities();
     judge_own();
     sort_findings();
     note_taps();
@@ -273,10 +274,16 @@ class Judge {
     // A mask may hide by infinities, and is compared bit by bit.
     if (result.not_judged.empty() && wanted.key.kind != RecordKind::kMask &&
         !is_of_skipped_step(wanted.key) && stats.nan_reference + stats.inf_reference > 0) {
-      result.not_judged = said(RuleId::kReferenceNotFinite, {{"nans", stats.nan_reference},
-                                                             {"infinities", stats.inf_reference},
-                                                             {"elements", stats.numel},
-                                                             {"tensor", describe(wanted.key)}});
+      Rule rule = said(RuleId::kReferenceNotFinite, {{"nans", stats.nan_reference},
+                                                     {"infinities", stats.inf_reference},
+                                                     {"elements", stats.numel},
+                                                     {"tensor", describe(wanted.key)}});
+      const bool may_be_mask = wanted.key.kind == RecordKind::kActivation &&
+                               stats.nan_reference == 0 && stats.nonfinite_mismatch == 0;
+      if (may_be_mask)
+        infinities_.emplace(wanted.key.step, std::move(rule));
+      else
+        result.not_judged = std::move(rule);
     }
     note_dtype(wanted, held);
     if (!result.not_judged.empty() && not_judged_.empty()) not_judged_ = result.not_judged;
@@ -317,6 +324,23 @@ class Judge {
         findings.push_back(detail::far_from_overflow(wanted.key, held, std::move(problem)));
     }
     for (Finding& finding : findings) findings_.push_back({wanted.order, std::move(finding)});
+  }
+
+  /// Infinities that both sides have hide scores of attention if the gradients of their step are
+  /// finite. If none was compared, or one is not finite, nothing behind them was judged.
+  void judge_infinities() {
+    if (!not_judged_.empty()) return;
+    for (const auto& [step, rule] : infinities_) {
+      bool any = false, finite = true;
+      for (const TensorComparison& t : verdict_.tensors) {
+        if (t.key.step != step || t.stage != Stage::kParameterGrad) continue;
+        any = true;
+        finite = finite && t.stats.nan_reference + t.stats.inf_reference == 0;
+      }
+      if (any && finite) continue;
+      not_judged_ = rule;
+      return;
+    }
   }
 
   /// Gradients, and their norm, of a step that the reference skipped because they were not finite.
@@ -463,6 +487,7 @@ class Judge {
   const detail::JudgedRun run_{reference_, actual_, held_, verdict_.tensors, options_};
   std::vector<OrderedFinding> findings_;
   Rule not_judged_;
+  std::map<int, Rule> infinities_;  ///< by step, of the first activation that has some
   detail::OptionalRecords optional_;
   detail::NonfiniteGradients nonfinite_;
   detail::UnseenErrors unseen_;

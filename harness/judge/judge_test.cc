@@ -144,31 +144,28 @@ TEST(Judge, SummandsOfAJudgedTensorAreNotExtra) {
 // A NaN equals a NaN, and everything behind it is NaN, too: such a run proves nothing, whatever
 // else is right.
 TEST(Judge, AReferenceThatIsNotFiniteIsVacuousAndNamesTheFirstSuchTensor) {
-  for (const float bad : {NAN, INFINITY}) {
-    Step broken;
-    broken.activation[1][2] = bad;
-    const Reference reference =
-        synthetic::reference(whole(broken), [&](int) { return whole(broken); });
-    const auto judged = [&](double error) {
-      return judge(reference,
-                   run(kDp2Tp3, &reference,
-                       [&](Sink& sink, int rank) {
-                         Step step = broken;
-                         step.gradient = step.gradient * (1 + error);
-                         step.record(sink, rank, false);
-                       }),
-                   options());
-    };
+  Step broken;
+  broken.activation[1][2] = NAN;
+  const Reference reference =
+      synthetic::reference(whole(broken), [&](int) { return whole(broken); });
+  const auto judged = [&](double error) {
+    return judge(reference,
+                 run(kDp2Tp3, &reference,
+                     [&](Sink& sink, int rank) {
+                       Step step = broken;
+                       step.gradient = step.gradient * (1 + error);
+                       step.record(sink, rank, false);
+                     }),
+                 options());
+  };
 
-    const Verdict verdict = judged(0);
+  const Verdict verdict = judged(0);
 
-    EXPECT_EQ(verdict.status, Status::kVacuous) << bad;
-    EXPECT_THAT(verdict.rule,
-                RuleIs(RuleId::kReferenceNotFinite, {{"tensor", "forward at x (step 0)"}}))
-        << bad;
-    EXPECT_FALSE(verdict.shows_too_little) << "no emulation makes up for it";
-    EXPECT_EQ(judged(0.5).status, Status::kDiverges) << "what is wrong beside it is still said";
-  }
+  EXPECT_EQ(verdict.status, Status::kVacuous);
+  EXPECT_THAT(verdict.rule,
+              RuleIs(RuleId::kReferenceNotFinite, {{"tensor", "forward at x (step 0)"}}));
+  EXPECT_FALSE(verdict.shows_too_little) << "no emulation makes up for it";
+  EXPECT_EQ(judged(0.5).status, Status::kDiverges) << "what is wrong beside it is still said";
 }
 
 // An emulation follows whatever is declared: equality with it excuses comparisons that show too

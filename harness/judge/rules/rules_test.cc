@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <string>
 #include <utility>
 #include <vector>
@@ -163,6 +164,20 @@ TEST(NoEvidence, ZeroTensorsAndConstantParametersAreListed) {
   EXPECT_THAT(verdict.zero_tensors, ElementsAre("forward at x (step 0)"));
   EXPECT_THAT(verdict.constant_parameters, ElementsAre("w"));
   EXPECT_THAT(judged(kTp2, {}, {}).constant_parameters, IsEmpty());
+}
+
+TEST(NoEvidence, InfinitiesThatHideScoresAreNoReasonIfGradientsAreFinite) {
+  Step masked;
+  masked.activation[0][5] = -INFINITY;
+  const Cut cut{.axis = Axis::kTp, .weights = true, .activations = true};
+
+  EXPECT_EQ(judged(kTp2, masked, cut).status, Status::kConforms);
+  masked.gradient[2][1] = INFINITY;
+  EXPECT_THAT(judged(kTp2, masked, cut).rule, RuleIs(RuleId::kReferenceNotFinite, {}));
+  Step nan;
+  nan.activation[0][5] = NAN;
+  EXPECT_THAT(judged(kTp2, nan, cut).rule,
+              RuleIs(RuleId::kReferenceNotFinite, {{"tensor", "forward at x (step 0)"}}));
 }
 
 // ---- replayed steps ----
