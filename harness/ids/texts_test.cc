@@ -35,6 +35,14 @@ TEST(Texts, AreThoseOfTheGoldenFile) {
   EXPECT_EQ(rendered_texts().size(), golden.size());
 }
 
+TEST(Texts, PagesOfCausesAndRulesAreThoseOfTheTables) {
+  for (const std::string kind : {"cause", "rule"}) {
+    std::ifstream file(std::string(ISOSHARD_DOCS) + "/" + kind + "s.md");
+    const std::string page{std::istreambuf_iterator<char>(file), {}};
+    EXPECT_EQ(rendered_page(kind), page) << "build/bin/ids_texts " << kind << " writes it again";
+  }
+}
+
 template <TabledId Id>
 void expect_unique_names(std::set<std::string>& names) {
   for (const Id id : all_ids<Id>()) {
