@@ -14,7 +14,7 @@
 #include "harness/causes/class_causes.h"
 #include "harness/causes/run_causes.h"
 #include "harness/ids/phrase.h"
-#include "harness/trace/hyperparameters.h"
+#include "core/observe/hyperparameters.h"
 #include "harness/verdict/neighbours.h"
 
 namespace isoshard::detail {

@@ -8,28 +8,13 @@
 #include <vector>
 
 #include "harness/ids/cause.h"
-#include "harness/verdict/tensor_judge.h"
+#include "harness/judge/rules/judged_run.h"
 #include "harness/verdict/verdict.h"
 
 namespace isoshard::detail {
 
 /// The cause of each finding that was diagnosed.
 using Causes = std::map<RecordKey, Cause>;
-
-struct OrderedFinding {
-  std::int64_t order;
-  Finding finding;
-  std::shared_ptr<const TensorResult> result = nullptr;  ///< of a tensor that was judged
-};
-
-/// What a judge knows of a run when it looks for causes.
-struct JudgedRun {
-  const Reference& reference;
-  const Trace& actual;
-  const std::map<RecordKey, std::vector<Held>>& held;  ///< by ranks
-  const std::vector<TensorComparison>& tensors;
-  const JudgePolicy& options;
-};
 
 /// Gives each finding the cause that fits its tensor (diagnose). Diagnosing reads whole tensors:
 /// all findings of the first one's step and stage are diagnosed, as the first diagnosis says how

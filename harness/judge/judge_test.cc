@@ -284,7 +284,7 @@ TEST(Judge, SignedZerosAreEqual) {
                    rank == 1 ? at::tensor({-0.0F, 1.0F}) : at::tensor({0.0F, 1.0F}));
   };
   const Reference r = reference(zeros);
-  JudgePolicy exact;
+  JudgePolicy exact = with_unused_axes();
   exact.level = Level::kExact;
 
   EXPECT_EQ(judge(r, run(MeshShape({{Axis::kTp, 2}}), &r, zeros), exact).status, Status::kConforms);

@@ -124,7 +124,7 @@ Body body_of(const Model& model, bool whole) {
 }
 
 JudgePolicy policy_of(at::ScalarType dtype) {
-  JudgePolicy policy;
+  JudgePolicy policy = with_unused_axes();
   policy.mask = true;
   policy.coarsest = dtype == at::kBFloat16 ? Dtype::kBFloat16 : Dtype::kFloat32;
   policy.step_rule = StepRule{kRate, kDecay, kBeta1, kBeta2, kEps};

@@ -53,7 +53,7 @@ Body body_of(const Factors& run, int perturbed = -1) {
 Verdict verdict_of(const Factors& run, const JudgePolicy& extra = {}, const Factors& right = {}) {
   const Reference r = reference(body_of(right), [&](int i) { return body_of(right, i); });
   const Trace trace = synthetic::run(kTp2, &r, body_of(run));
-  JudgePolicy policy = extra;
+  JudgePolicy policy = with_unused_axes(extra);
   policy.activation_grad_scale = 1;
   return judge(r, trace, policy);
 }

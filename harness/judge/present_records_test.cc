@@ -85,6 +85,7 @@ Body recorded_body(const Recorded& r, bool is_whole) {
 }
 
 Verdict recorded_verdict(const Recorded& r, JudgePolicy policy = {}, bool has_responses = false) {
+  policy = with_unused_axes(policy);
   policy.activation_grad_scale = 1;
   policy.coarsest = r.dtype == at::kBFloat16 ? Dtype::kBFloat16 : Dtype::kFloat32;
   if (!has_responses && policy.level != Level::kExact) policy.rtol = 1e-6;

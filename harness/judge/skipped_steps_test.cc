@@ -60,7 +60,7 @@ Body step_of(const ScaledStep& s) {
 Verdict verdict_of(const ScaledStep& expected, const ScaledStep& actual,
                    Level level = Level::kPerturbed) {
   const Reference right = reference(step_of(expected));
-  JudgePolicy options;
+  JudgePolicy options = with_unused_axes();
   options.level = level;
   if (level != Level::kExact) options.rtol = 1e-6;
   options.activation_grad_scale = 1;
@@ -109,7 +109,7 @@ Verdict with_copies(const MeshShape& mesh, double bad, bool is_sum) {
       sink.on_record(site(RecordKind::kActivationGrad, "sum", layout_of({3}), 8),
                      at::full({3}, kInfinite));
   });
-  JudgePolicy options;
+  JudgePolicy options = with_unused_axes();
   options.rtol = 1e-6;
   return judge(right, run(mesh, &right, is_sum ? sum : body), options);
 }
@@ -162,7 +162,7 @@ Body backward_of(const Backward& b) {
 
 Verdict backward_verdict(const Backward& expected, const Backward& actual) {
   const Reference right = reference(backward_of(expected));
-  JudgePolicy policy;
+  JudgePolicy policy = with_unused_axes();
   policy.rtol = 1e-3;
   policy.coarsest = Dtype::kFloat16;
   return judge(right, run(MeshShape({{Axis::kDp, 2}}), &right, backward_of(actual)), policy);
@@ -284,7 +284,7 @@ Verdict parted_verdict(const ScaledStep& expected, const ScaledStep& legal, cons
                        const ScaledStep& second) {
   const Reference right = reference(
       step_of(expected), [&](int) { return step_of(legal); }, 3);
-  JudgePolicy options;
+  JudgePolicy options = with_unused_axes();
   options.activation_grad_scale = 1;
   const Body body = [&](Sink& sink, int rank) { step_of(rank == 0 ? first : second)(sink, rank); };
   return judge(right, run(MeshShape({{Axis::kDp, 2}}), &right, body), options);
@@ -333,7 +333,7 @@ TEST(PartingSteps, HoldAnEmulationToThePlainRunAfterAWholeStep) {
     };
     const Reference right = reference(
         then(kFinite), [&](int) { return then(kOverflows); }, 3);
-    JudgePolicy options;
+    JudgePolicy options = with_unused_axes();
     options.activation_grad_scale = 1;
     const Verdict parted =
         judge(right, run(MeshShape({{Axis::kDp, 2}}), &right, then(kOverflows)), options);

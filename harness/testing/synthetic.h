@@ -16,6 +16,12 @@ namespace isoshard::synthetic {
 
 inline const MeshShape kDp2Tp3({{Axis::kDp, 2}, {Axis::kTp, 3}});
 
+/// The policy for runs of a few tensors that show no axis.
+inline JudgePolicy with_unused_axes(JudgePolicy policy = {}) {
+  policy.may_be_unused = {Axis::kDp, Axis::kTp, Axis::kPp, Axis::kCp};
+  return policy;
+}
+
 /// What a rank does: begin steps and record tensors on the sink it is given.
 using Body = std::function<void(Sink& sink, int rank)>;
 

@@ -10,6 +10,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/base/axis.h"
 #include "core/base/dtype.h"
 #include "harness/trace/collective_calls.h"
 #include "harness/trace/record.h"
@@ -54,6 +55,9 @@ struct JudgePolicy {
   std::vector<std::string> not_recorded = {};
   /// The same of single records, which a filter leaves out.
   std::set<RecordKey> left_out = {};
+  /// Axes of which nothing need show that the run uses them. Without it a run is vacuous in which
+  /// ranks along an axis all do the whole work, or get equal samples (AxisWitness).
+  std::set<Axis> may_be_unused = {};
   /// For the diagnosis. The norm that gradients are clipped to, 0 if unknown or none; how many
   /// names a parameter has, where that is more than one (tied weights).
   double max_grad_norm = 0;

@@ -59,7 +59,7 @@ Body training(const Training& t) {
 
 /// `response_noise`: of the perturbed runs' steps.
 Verdict verdict_of(const Training& actual, double response_noise = 0.02) {
-  JudgePolicy policy;
+  JudgePolicy policy = with_unused_axes();
   policy.coarsest = Dtype::kBFloat16;
   Training right;
   right.dtype = actual.dtype;

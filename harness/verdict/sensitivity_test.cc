@@ -245,6 +245,7 @@ TEST(Sensitivity, APoolOfAStepThatShowsNothingChangesNothing) {
     TensorComparison t;
     t.key = {step, RecordKind::kGrad, "w", 0};
     t.stats.numel = 4;
+    t.stats.sum_sq_reference = t.stats.sum_sq_actual = 1;
     t.scale_sensitivity = 0.25;
     t.insensitive = insensitive;
     return t;

@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
+#include <vector>
 
 #include "harness/judge/records/presence.h"
 #include "harness/judge/steps/skipped_steps.h"
@@ -30,12 +32,12 @@ constexpr std::array kAdmissions = {Admission{Status::kIncomplete, ranks_missing
 
 // ---- conclusion ----
 
-Conclusion not_judged(const Compared& compared) {
-  return {compared.not_judged};
+Conclusion not_judged(const JudgedTensors& judged) {
+  return {judged.not_judged};
 }
 
-Conclusion nothing_compared(const Compared& compared) {
-  if (compared.verdict.compared > 0) return {};
+Conclusion nothing_compared(const JudgedTensors& judged) {
+  if (judged.verdict.compared > 0) return {};
   return {said(RuleId::kNothingCompared)};
 }
 
@@ -60,20 +62,20 @@ std::int64_t num_if_all_zero(const Verdict& verdict, bool (*is_of_sort)(const Te
   return number;
 }
 
-Conclusion all_zero(const Compared& compared) {
-  if (num_if_all_zero(compared.verdict, is_computed) == 0) return {};
-  return {said(RuleId::kAllZero, {{"tensors", compared.verdict.compared}})};
+Conclusion all_zero(const JudgedTensors& judged) {
+  if (num_if_all_zero(judged.verdict, is_computed) == 0) return {};
+  return {said(RuleId::kAllZero, {{"tensors", judged.verdict.compared}})};
 }
 
-Conclusion parted(const Compared& compared) {
-  if (!compared.parting.has_value()) return {};
+Conclusion parted(const JudgedTensors& judged) {
+  if (!judged.parting.has_value()) return {};
   // An emulation that was never held to a whole step of the plain run says nothing by itself.
-  return {rule_of_parting(compared.run.actual, *compared.parting),
-          has_whole_step_before(compared.run.reference, *compared.parting)};
+  return {rule_of_parting(judged.run.actual, *judged.parting),
+          has_whole_step_before(judged.run.reference, *judged.parting)};
 }
 
-Conclusion gradients_zero(const Compared& compared) {
-  const std::int64_t gradients = num_if_all_zero(compared.verdict, is_gradient);
+Conclusion gradients_zero(const JudgedTensors& judged) {
+  const std::int64_t gradients = num_if_all_zero(judged.verdict, is_gradient);
   if (gradients == 0) return {};
   return {said(RuleId::kGradientsZero, {{"gradients", gradients}})};
 }
@@ -83,8 +85,8 @@ bool is_moved(const Record& before, const Record& after) {
 }
 
 /// A run whose steps were all skipped says so itself (words_of_no_step).
-Conclusion nothing_moved(const Compared& compared) {
-  const JudgedRun& run = compared.run;
+Conclusion nothing_moved(const JudgedTensors& judged) {
+  const JudgedRun& run = judged.run;
   if (!words_of_no_step(run.reference).empty()) return {};
   std::int64_t parameters = 0;
   for (const auto& [key, held] : run.held) {
@@ -99,25 +101,30 @@ Conclusion nothing_moved(const Compared& compared) {
   return {said(RuleId::kNothingMoved, {{"parameters", parameters}})};
 }
 
-Conclusion axis_without_witness(const Compared& compared) {
-  return {rule_of_unused_axis(compared.verdict.witnesses)};
+Conclusion axis_without_witness(const JudgedTensors& judged) {
+  std::vector<AxisWitness> demanded;
+  std::ranges::copy_if(judged.verdict.witnesses, std::back_inserter(demanded),
+                       [&](const AxisWitness& witness) {
+                         return !judged.run.options.may_be_unused.contains(witness.axis);
+                       });
+  return {rule_of_unused_axis(demanded)};
 }
 
 /// The comparisons that would have let a wrong tensor pass.
-Conclusion inconclusive(const Compared& compared) {
-  const auto& tensors = compared.verdict.tensors;
+Conclusion inconclusive(const JudgedTensors& judged) {
+  const auto& tensors = judged.verdict.tensors;
   const auto first =
       std::ranges::find_if(tensors, [](const auto& t) { return !t.weakness.empty(); });
   if (first == tensors.end()) return {};
-  return {said(RuleId::kInconclusive, {{"weak", compared.verdict.weak},
-                                       {"compared", compared.verdict.compared},
+  return {said(RuleId::kInconclusive, {{"weak", judged.verdict.weak},
+                                       {"compared", judged.verdict.compared},
                                        {"tensor", describe(first->key)},
                                        NamedValue::words("weakness", first->weakness)}),
           true};
 }
 
-Conclusion too_little(const Compared& compared) {
-  return {too_little_judged(compared.verdict.tensors, compared.run.options.coarsest), true};
+Conclusion too_little(const JudgedTensors& judged) {
+  return {too_little_judged(judged.verdict.tensors, judged.run.options.coarsest), true};
 }
 
 /// Rules that no emulation makes up for stand first.
@@ -131,9 +138,9 @@ std::span<const Admission> admissions() noexcept {
   return kAdmissions;
 }
 
-Conclusion conclusion_of(const Compared& compared) {
+Conclusion conclusion_of(const JudgedTensors& judged) {
   for (const auto& rule : kConclusions) {
-    if (Conclusion conclusion = rule(compared); !conclusion.rule.empty()) return conclusion;
+    if (Conclusion conclusion = rule(judged); !conclusion.rule.empty()) return conclusion;
   }
   return {};
 }

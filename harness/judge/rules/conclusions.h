@@ -6,7 +6,7 @@
 #include <optional>
 #include <span>
 
-#include "harness/judge/first_cause.h"
+#include "harness/judge/rules/judged_run.h"
 
 namespace isoshard::detail {
 
@@ -20,7 +20,7 @@ struct Admission {
 [[nodiscard]] std::span<const Admission> admissions() noexcept;
 
 /// What is known of a run when all of it was compared.
-struct Compared {
+struct JudgedTensors {
   const JudgedRun& run;
   const Verdict& verdict;           ///< its comparisons and counts
   const Rule& not_judged;           ///< of the first tensor that could not be judged; or none
@@ -34,6 +34,6 @@ struct Conclusion {
 };
 
 /// The first rule that a run without findings breaks; none if it is a pass.
-[[nodiscard]] Conclusion conclusion_of(const Compared& compared);
+[[nodiscard]] Conclusion conclusion_of(const JudgedTensors& judged);
 
 }  // namespace isoshard::detail

@@ -11,8 +11,8 @@
 #include <string>
 #include <utility>
 
+#include "core/observe/hyperparameters.h"
 #include "harness/causes/view/evidence.h"
-#include "harness/trace/hyperparameters.h"
 #include "harness/trace/masked_steps.h"
 #include "harness/trace/run_view.h"
 #include "harness/trace/stage.h"
@@ -25,7 +25,7 @@ namespace {
 constexpr double kRoundings = 8;
 constexpr std::int64_t kMostElements = 1 << 22;  ///< of a tensor: each takes 40 bytes
 
-struct Rule {
+struct AdamRule {
   double rate = 0, decay = 0, eps = 0, beta1 = 0, beta2 = 0;
   double updates = 1;
   bool is_decoupled = true;  ///< AdamW; in Adam the decay is in the moments
@@ -38,31 +38,31 @@ struct Rule {
 };
 
 /// What a step is made of, and what came of it; all of one box.
-struct Step {
+struct ReplayedStep {
   Box box;
   Values before, m, v, after;
   double of_value = 0, of_moments = 0;  ///< unit roundoffs of what is stepped, and of the moments
 };
 
-double roundoff(Dtype dtype) {
+double roundoff_of(Dtype dtype) {
   return unit_roundoff(is_floating(dtype) ? dtype : Dtype::kFloat32);
 }
 
 /// The first element that the rule does not give, and how many there are.
-struct Wrong {
+struct WrongElements {
   std::int64_t count = 0, first = 0;
   double expected = 0;
 };
 
-Wrong wrong_elements(const Step& step, const Rule& rule) {
-  Wrong wrong;
+WrongElements wrong_elements(const ReplayedStep& step, const AdamRule& rule) {
+  WrongElements wrong;
   const auto before = step.before.flat(), m = step.m.flat(), v = step.v.flat(),
              after = step.after.flat();
   for (std::size_t i = 0; i < after.size(); ++i) {
     const double moved = rule.step(m[i], v[i]), made = before[i] * rule.kept() - moved;
     const double noise =
         kRoundings * (step.of_value * std::max(std::fabs(before[i]), std::fabs(made)) +
-                      (step.of_moments + roundoff(Dtype::kFloat32)) * std::fabs(moved));
+                      (step.of_moments + roundoff_of(Dtype::kFloat32)) * std::fabs(moved));
     if (std::fabs(after[i] - made) <= noise) continue;
     if (wrong.count++ == 0) {
       wrong.first = static_cast<std::int64_t>(i);
@@ -72,7 +72,7 @@ Wrong wrong_elements(const Step& step, const Rule& rule) {
   return wrong;
 }
 
-Shape index_of(const Box& box, std::int64_t element) {
+Shape place_in_whole(const Box& box, std::int64_t element) {
   Shape index = box.global_offset;
   for (std::size_t d = index.size(); d-- > 0;) {
     index[d] += element % box.size[d];
@@ -104,8 +104,8 @@ class Replay {
   }
 
   /// The rules that the reference's numbers of the parameter may be of.
-  std::vector<Rule> rules_of(const RecordKey& key) const {
-    Rule rule;
+  std::vector<AdamRule> rules_of(const RecordKey& key) const {
+    AdamRule rule;
     const RecordKey numbers{key.step, RecordKind::kOptimizer,
                             to_string({stepped_parameter(key), NameRole::kHyperparameters, {}}), 0};
     if (const Record* const record = of_reference(numbers, {std::ssize(kHyperparameters)})) {
@@ -124,7 +124,7 @@ class Replay {
     if (!(rule.rate > 0 && rule.beta1 > 0 && rule.beta1 < 1 && rule.beta2 > 0 && rule.beta2 < 1))
       return {};
     rule.updates = updates_of(key);
-    std::vector<Rule> rules = {rule};
+    std::vector<AdamRule> rules = {rule};
     if (rule.decay != 0) {
       rules.push_back(rule);
       rules.back().is_decoupled = false;
@@ -152,7 +152,7 @@ class Replay {
                         *const m = of_reference(state_key(key, "exp_avg"), shape),
                         *const v = of_reference(state_key(key, "exp_avg_sq"), shape);
     if (before == nullptr || m == nullptr || v == nullptr || numel_of(shape) == 0) return;
-    Step whole;
+    ReplayedStep whole;
     whole.box = {Shape(shape.size()), Shape(shape.size()), shape};
     const auto value = [&](const Record& record) {
       return Values(run_.reference.tensor(record.key)).reshape(shape).contiguous();
@@ -161,9 +161,9 @@ class Replay {
     whole.m = value(*m);
     whole.v = value(*v);
     whole.after = value(*wanted);
-    whole.of_value = std::max(roundoff(wanted->dtype), roundoff(before->dtype));
-    whole.of_moments = std::max(roundoff(m->dtype), roundoff(v->dtype));
-    for (const Rule& rule : rules_of(key)) {
+    whole.of_value = std::max(roundoff_of(wanted->dtype), roundoff_of(before->dtype));
+    whole.of_moments = std::max(roundoff_of(m->dtype), roundoff_of(v->dtype));
+    for (const AdamRule& rule : rules_of(key)) {
       if (wrong_elements(whole, rule).count > 0) continue;
       judge(key, *wanted, held, whole, rule);
       return;
@@ -171,20 +171,20 @@ class Replay {
   }
 
   void judge(const RecordKey& key, const Record& wanted, const std::vector<Held>& held,
-             const Step& whole, const Rule& rule) {
+             const ReplayedStep& whole, const AdamRule& rule) {
     Finding finding;
     for (const Held& h : held) {
       for (const auto& [box, after] : kept_boxes(*h.rank, *h.record, wanted.layout.global_shape)) {
-        Step own = whole;
+        ReplayedStep own = whole;
         own.box = box;
         own.after = after.contiguous();
-        own.of_value = std::max(own.of_value, roundoff(h.record->dtype));
+        own.of_value = std::max(own.of_value, roundoff_of(h.record->dtype));
         const bool is_known =
             take(*h.rank, before_step(key), box, own.before, own.of_value) &&
             take(*h.rank, state_key(key, "exp_avg"), box, own.m, own.of_moments) &&
             take(*h.rank, state_key(key, "exp_avg_sq"), box, own.v, own.of_moments);
         if (!is_known) continue;
-        const Wrong wrong = wrong_elements(own, rule);
+        const WrongElements wrong = wrong_elements(own, rule);
         if (wrong.count == 0) continue;
         if (finding.ranks.empty()) {
           finding =
@@ -192,7 +192,7 @@ class Replay {
                            {{"wrong", wrong.count},
                             {"elements", own.after.numel()},
                             {"rank", h.rank->rank},
-                            {"index", index_of(box, wrong.first)},
+                            {"index", place_in_whole(box, wrong.first)},
                             {"actual", own.after.flat()[static_cast<std::size_t>(wrong.first)]},
                             {"expected", wrong.expected}});
         }
@@ -214,7 +214,7 @@ class Replay {
             double& of_dtype) const {
     const Record* const record = rank.find(key);
     if (record == nullptr) return false;
-    of_dtype = std::max(of_dtype, roundoff(record->dtype));
+    of_dtype = std::max(of_dtype, roundoff_of(record->dtype));
     if (!record->kept) {
       if (stats_of(*record).unequal_values != 0) return false;
       whole_to_own = whole_to_own.cut(box.global_offset, box.size).contiguous();

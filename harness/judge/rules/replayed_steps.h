@@ -3,7 +3,7 @@
 #pragma once
 #include <vector>
 
-#include "harness/judge/first_cause.h"
+#include "harness/judge/rules/judged_run.h"
 
 namespace isoshard::detail {
 

@@ -13,8 +13,8 @@ namespace isoshard::detail {
 namespace {
 
 /// Where a part lies, and what it holds.
-using Part = std::tuple<Shape, Shape, std::int64_t, std::int64_t, std::uint64_t>;
-using Parts = std::vector<Part>;
+using PlacedDigest = std::tuple<Shape, Shape, std::int64_t, std::int64_t, std::uint64_t>;
+using PlacedDigests = std::vector<PlacedDigest>;
 
 bool splits_batch(Axis axis) {
   return axis == Axis::kDp || axis == Axis::kDpReplicate || axis == Axis::kDpShard;
@@ -50,9 +50,9 @@ bool is_evidence(const Record& record) {
   });
 }
 
-Parts parts_held(const Record& record) {
+PlacedDigests parts_held(const Record& record) {
   const bool flat = is_flat(record.layout);
-  Parts parts;
+  PlacedDigests parts;
   for (const PartStats& part : record.parts) {
     if (numel_of(part, flat) == 0) continue;
     if (flat)
@@ -63,25 +63,25 @@ Parts parts_held(const Record& record) {
   return parts;
 }
 
-std::set<std::uint64_t> contents_of(const Parts& parts) {
+std::set<std::uint64_t> contents_of(const PlacedDigests& parts) {
   std::set<std::uint64_t> digests;
-  for (const Part& part : parts) digests.insert(std::get<4>(part));
+  for (const PlacedDigest& part : parts) digests.insert(std::get<4>(part));
   return digests;
 }
 
 /// Whether two ranks hold other parts with other contents, or other summands.
 bool differ(const Record& a, const Record& b) {
-  const Parts first = parts_held(a), second = parts_held(b);
+  const PlacedDigests first = parts_held(a), second = parts_held(b);
   if (first.empty() || second.empty() || contents_of(first) == contents_of(second)) return false;
-  const auto place = [](const Part& part) {
+  const auto place = [](const PlacedDigest& part) {
     return std::tuple(std::get<0>(part), std::get<1>(part), std::get<2>(part), std::get<3>(part));
   };
   return is_partial(a.layout) || !std::ranges::equal(first, second, {}, place, place);
 }
 
-class Search {
+class WitnessSearch {
  public:
-  Search(const Trace& run, const std::map<RecordKey, std::vector<Held>>& held)
+  WitnessSearch(const Trace& run, const std::map<RecordKey, std::vector<Held>>& held)
       : run_(run), held_(held) {}
 
   AxisWitness along(const AxisDegree& axis) const {
@@ -154,7 +154,7 @@ std::map<RecordKey, std::vector<Held>> held_by_ranks(const Trace& run) {
 std::vector<AxisWitness> witnesses_of(const Trace& run,
                                       const std::map<RecordKey, std::vector<Held>>& held) {
   std::vector<AxisWitness> witnesses;
-  const Search search(run, held);
+  const WitnessSearch search(run, held);
   for (const AxisDegree& axis : run.mesh.axes())
     if (axis.degree > 1) witnesses.push_back(search.along(axis));
   return witnesses;

@@ -89,7 +89,7 @@ TEST(AxisWitnesses, ATensorThatIsCutAlongTheAxisShowsIt) {
   const Verdict verdict = judged(kTp2, {}, {.axis = Axis::kTp, .weights = true});
 
   EXPECT_EQ(verdict.status, Status::kConforms) << verdict.reason;
-  EXPECT_THAT(witnesses(verdict), ElementsAre("parameter w (step 0)"));
+  EXPECT_THAT(witnesses(verdict), ElementsAre("weight as read w (step 0)"));
 }
 
 TEST(AxisWitnesses, PartsWithEqualContentsShowNothing) {
@@ -159,7 +159,7 @@ TEST(NoEvidence, ZeroTensorsAndConstantParametersAreListed) {
   step.activation = at::zeros({4, 6});
   const Verdict verdict = judged(kTp2, step, {.axis = Axis::kTp, .weights = true});
 
-  EXPECT_THAT(witnesses(verdict), ElementsAre("gradient of w (step 0)"))
+  EXPECT_THAT(witnesses(verdict), ElementsAre("parameter after step w (step 0)"))
       << "parts of ones are no witness";
   EXPECT_THAT(verdict.zero_tensors, ElementsAre("forward at x (step 0)"));
   EXPECT_THAT(verdict.constant_parameters, ElementsAre("w"));
@@ -224,7 +224,7 @@ TEST(ReplayedSteps, ARateOrADecayThatIsNotTheRulesIsFoundInTheRunsOwnState) {
   for (const auto& [rate, decay] : {std::pair(1.01e-3, 0.1), std::pair(1e-3, 0.09)}) {
     const Verdict verdict = judged_step(rate, decay);
 
-    ASSERT_EQ(verdict.status, Status::kDiverges) << rate << " " << decay;
+    ASSERT_EQ(verdict.status, Status::kDiverges) << rate << " " << decay << verdict.reason;
     EXPECT_EQ(verdict.findings.front().id, FindingId::kStepNotOfRule);
     EXPECT_THAT(verdict.findings.front().ranks, ElementsAre(0, 1));
   }
