@@ -216,7 +216,7 @@ Verdict judged_step(double rate, double decay) {
       adamw_step(false, 0), [](int i) { return adamw_step(false, 1 + i); }, 3, policy);
   // what noise hides: the parameter after the step is left to the rule alone
   policy.coarsest = Dtype::kBFloat16;
-  return judge(r, run(kTp2, &r, adamw_step(true, 9, rate, decay), Keep::kWhatDiffers, policy),
+  return judge(r, run(kTp2, &r, adamw_step(true, 9, rate, decay), Keep::kEverything, policy),
                policy);
 }
 
