@@ -160,6 +160,25 @@ def test_a_loss_makes_no_other_floors_coarser(
     assert dtypes.judging() == said
 
 
+@pytest.mark.parametrize(
+    ("computed", "given", "said"),
+    [
+        (torch.float32, torch.bfloat16, {"coarsest_dtype": "fp32"}),
+        (torch.float64, torch.float32, {"coarsest_dtype": "fp64"}),
+        (torch.bfloat16, torch.float32, {}),
+        (torch.float32, torch.int64, {}),
+    ],
+)
+def test_inputs_make_no_floors_coarser(
+    computed: torch.dtype, given: torch.dtype, said: dict[str, str]
+) -> None:
+    dtypes = Dtypes()
+    dtypes.losses = {computed}
+    dtypes.see("data_id", "x", given)
+    dtypes.see("grad", "weight", computed)
+    assert dtypes.judging() == said
+
+
 def alone() -> nn.Module:
     if dist.is_initialized() and dist.get_world_size() == 1:
         raise RuntimeError("a reference has no process group")

@@ -302,7 +302,7 @@ dist.destroy_process_group()
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_6_inputs_of_floating_point_are_the_native_ones(tmp_path: Path, dtype: str) -> None:
-    """They are recorded as bits, of which float64 has more."""
+    """Float64 has them with more bits than the native run."""
     text = _FLOATS.format(dtype=dtype, more="")
     code, words, said = judged(tmp_path, "--precision", "both", text=text)
     assert (code, words) == (0, BOTH), said

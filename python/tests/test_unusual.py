@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from torch import nn
 
 import isoshard
 from isoshard import _bundle, _program
-from isoshard._inputs import as_ids
+from isoshard._inputs import as_input
 from isoshard._program import respond
 from isoshard._settings import optimizer_settings
 
@@ -254,9 +255,73 @@ def test_complex_parameters_are_judged_by_their_parts(tmp_path: Path) -> None:
     assert "first gradient of weight" in text
 
 
-def test_complex_inputs_are_told_apart_by_their_bits() -> None:
-    value = torch.complex(torch.tensor([1.0, 2.0]), torch.tensor([3.0, -0.0]))
-    ids = as_ids(value)
-    assert ids.shape == (2, 2) and ids.dtype == torch.int32
-    assert torch.equal(ids.view(torch.float32), torch.tensor([[1.0, 3.0], [2.0, -0.0]]))
-    assert not torch.equal(ids, as_ids(value.conj()))
+def test_complex_inputs_are_told_apart_by_both_parts() -> None:
+    value = torch.complex(torch.tensor([1.0, 2.0]), torch.tensor([3.0, -4.0]))
+    assert torch.equal(as_input(value), torch.tensor([[1.0, 3.0], [2.0, -4.0]]))
+    assert not torch.equal(as_input(value), as_input(value.conj()))
+
+
+def test_floats_of_8_bits_are_recorded_as_their_bits() -> None:
+    value = torch.tensor([1.0, -2.0, 0.5]).to(torch.float8_e5m2)
+    assert torch.equal(as_input(value).view(torch.float8_e5m2).float(), value.float())
+
+
+class OfFloats(nn.Module):
+    """Computes in fp32 whatever floats it is called with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.up(x.float()))
+
+
+def train_on_floats(path: Path, x: torch.Tensor, perturb: int | None = None) -> None:
+    torch.manual_seed(0)
+    model = OfFloats()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with isoshard.record(path, model, optimizer, perturb=perturb):
+        model(x).square().mean().backward()
+        optimizer.step()
+
+
+FLOATS = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_inputs_of_floating_point_are_recorded_as_such(tmp_path: Path, dtype: torch.dtype) -> None:
+    x = torch.randn(6, 8).to(dtype)
+    x[0, :2] = torch.tensor([-torch.inf, torch.nan])
+    train_on_floats(tmp_path, x)
+    records = _bundle.read_records(tmp_path, 0, 0)["records"]
+    names = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+    said = [r["dtype"] for r in records if r["kind"] == "data_id"]
+    assert said == [names.get(dtype, "fp64")]
+    recorded = _bundle.read_tensors(tmp_path, 0, 0)["data_id/input_ids/0"]
+    assert recorded.dtype is dtype and torch.equal(recorded.nan_to_num(9), x.nan_to_num(9))
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_inputs_of_floating_point_are_no_tokens(tmp_path: Path, dtype: torch.dtype) -> None:
+    """Signs are no mask of labels; a scaled sample is none that the batch has not."""
+    x = torch.randn(6, 8, generator=torch.Generator().manual_seed(1)).to(dtype)
+    others = torch.randn(6, 8, generator=torch.Generator().manual_seed(2)).to(dtype)
+    x[:, 0] = 0.1
+    masked = x.clone()
+    masked[:, 0] = -0.1
+    train_on_floats(tmp_path / "ref", x)
+    for seed in range(3):
+        train_on_floats(tmp_path / f"p{seed}", x, perturb=seed)
+    respond(tmp_path / "ref", [tmp_path / f"p{seed}" for seed in range(3)])
+    causes = []
+    for name, seen in (("same", x), ("scaled", -2 * x), ("masked", masked), ("others", others)):
+        train_on_floats(tmp_path / name, seen)
+        words = [str(tmp_path / "ref"), str(tmp_path / name), "--report", str(tmp_path / "r.json")]
+        code, text = _program.call(["compare", *words], capture=True)
+        assert code == (0 if seen is x else 1), text
+        (case,) = json.loads((tmp_path / "r.json").read_text())["cases"]
+        first = case["findings"][0] if case["findings"] else {"kind": "data_id"}
+        assert first["kind"] == "data_id"
+        causes.append(first.get("cause") and first["cause"]["id"])
+    assert causes == [None, None, None, "samples_foreign"]

@@ -126,7 +126,11 @@ def _about_copies(
 
 
 def _are_equal(first: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> bool:
-    return first.keys() == other.keys() and all(torch.equal(first[n], other[n]) for n in first)
+    own, theirs = (  # bytes, since a NaN is equal to none
+        {name: _safetensors.bytes_of(tensor) for name, tensor in tensors.items()}
+        for tensors in (first, other)
+    )
+    return own == theirs
 
 
 def causes_in_data(reference: Path, run: Path) -> list[Cause]:

@@ -23,16 +23,18 @@ class Dtypes:
     """The coarsest dtype that rounds what is recorded.
 
     The judge takes the coarsest of all records, and allows for its roundings everywhere. That is
-    wrong twice. A buffer that no step writes is never rounded: a table in fp16 makes nothing in an
-    fp32 model less exact. And a model in fp64 whose loss is computed in fp32, as transformers' is,
-    has gradients that are rounded as the loss is, though no recorded tensor shows it.
+    wrong twice. Inputs, and buffers that no step writes, are never rounded: images in bf16 or a
+    table in fp16 make nothing in an fp32 model less exact. And a model in fp64 whose loss is
+    computed in fp32, as transformers' is, has gradients that are rounded as the loss is, though no
+    recorded tensor shows it.
     """
 
     def __init__(self) -> None:
         #: Those of the losses from which backward passes began.
         self.losses: set[torch.dtype] = set()
-        self._recorded: set[torch.dtype] = set()  # floating ones, of all but numbers
+        self._recorded: set[torch.dtype] = set()  # floating ones, of all but numbers and inputs
         self._coarsest: torch.dtype | None = None
+        self._of_inputs: torch.dtype | None = None
         self._of_buffers: torch.dtype | None = None
         self._began: dict[str, torch.Tensor] = {}
         self._has_changed = False
@@ -53,12 +55,15 @@ class Dtypes:
         """Counts a record."""
         if not dtype.is_floating_point:
             return
+        if kind == "data_id":
+            self._of_inputs = coarser(self._of_inputs, dtype)
+            return
         if kind != "scalar":
             self._recorded.add(dtype)
         if kind == "optimizer" and name.endswith(_BUFFER):
-            self._of_buffers = _coarser(self._of_buffers, dtype)
+            self._of_buffers = coarser(self._of_buffers, dtype)
         else:
-            self._coarsest = _coarser(self._coarsest, dtype)
+            self._coarsest = coarser(self._coarsest, dtype)
 
     def judging(self) -> dict[str, Any]:
         """What the manifest says of it: nothing where the records alone say it."""
@@ -66,11 +71,15 @@ class Dtypes:
         is_narrow = any(dtype is _FLOAT32 for dtype in self.losses)
         if self._recorded == {torch.float64} and is_narrow:
             return {"coarsest_dtype": "fp32"}
-        own, buffers = self._coarsest, self._of_buffers
-        if own is None or buffers is None or self._has_changed or _coarser(own, buffers) == own:
+        own = coarser(self._coarsest, self._of_buffers if self._has_changed else None)
+        whole = coarser(coarser(own, self._of_inputs), self._of_buffers)
+        if own is None or whole is own:
             return {}
         return {"coarsest_dtype": dtype_name(own, "the records")}
 
 
-def _coarser(a: torch.dtype | None, b: torch.dtype) -> torch.dtype:
-    return b if a is None or torch.finfo(b).eps > torch.finfo(a).eps else a
+def coarser(a: torch.dtype | None, b: torch.dtype | None) -> torch.dtype | None:
+    """The one that rounds more; `a` if both round alike."""
+    if a is None or b is None:
+        return b if a is None else a
+    return b if torch.finfo(b).eps > torch.finfo(a).eps else a

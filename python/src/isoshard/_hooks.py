@@ -23,7 +23,7 @@ from ._checks import (
     replaced_parameters,
 )
 from ._dtensor import is_dtensor, local_of, reduced
-from ._inputs import as_ids, tensors_of
+from ._inputs import as_input, tensors_of
 from ._mesh import DATA_AXES
 from ._names import compiled_root, named_modules, named_parameters, own_class, unwrapped
 from ._options import Layout
@@ -233,8 +233,8 @@ class Hooks:
         for whole, argument in named:
             for name, value in tensors_of(whole, argument):
                 if value.ndim > 0:
-                    ids = as_ids(value)
-                    self.recorder.put("data_id", name, ids, micro=self._micro, call=0)
+                    own = as_input(value)
+                    self.recorder.put("data_id", name, own, micro=self._micro, call=0)
         self._random_state = random_state()
 
     def _after_batch(self, module: torch.nn.Module, args: Any, output: Any) -> None:

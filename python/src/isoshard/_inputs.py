@@ -31,10 +31,9 @@ def as_real(value: torch.Tensor) -> torch.Tensor:
     return torch.view_as_real(local_of(value.detach()).resolve_conj())
 
 
-def as_ids(value: torch.Tensor) -> torch.Tensor:
-    """Inputs are compared exactly: floating-point ones as their bits."""
+def as_input(value: torch.Tensor) -> torch.Tensor:
+    """A model's input as it is recorded: a bundle has no name for floats of 8 bits."""
     value = as_real(value)
-    if not value.is_floating_point():
+    if not value.is_floating_point() or value.element_size() > 1:
         return value
-    sizes = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
-    return local_of(value.detach()).contiguous().view(sizes[value.element_size()])
+    return local_of(value.detach()).contiguous().view(torch.uint8)

@@ -303,7 +303,7 @@ def _error(whole: torch.Tensor, local: list[torch.Tensor], layout: Layout, mesh:
             at = _slices(box["global_offset"], box["size"])
             theirs = tensor[_slices(box["local_offset"], box["size"])]
             if not added:
-                total += float((whole[at] - theirs).square().sum())
+                total += _distance(whole[at], theirs)
                 continue
             at_axes = (mesh.coordinates(rank)[axis] for axis in added)
             summand = (*at_axes, *box["global_offset"], *box["size"])
@@ -311,8 +311,14 @@ def _error(whole: torch.Tensor, local: list[torch.Tensor], layout: Layout, mesh:
                 seen.add(summand)
                 sums[at] += theirs
     if added:
-        total = float((whole - sums).square().sum()) * len(local)
+        total = _distance(whole, sums) * len(local)
     return total if math.isfinite(total) else math.inf
+
+
+def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The sum of squared differences. Equal infinities, as masks have them, differ by nothing."""
+    differ = (a != b) & ~(a.isnan() & b.isnan())
+    return float((a - b)[differ].square().sum())
 
 
 def _slices(offset: list[int], size: list[int]) -> tuple[slice, ...]:

@@ -21,6 +21,7 @@ import torch
 
 from . import _bundle, _program
 from ._bundle import Entry
+from ._dtypes import coarser
 from ._float64._notes import read_failed, read_notes, read_outside
 from ._judge import Driver, JudgeOptions, set_aside
 from ._safetensors import DTYPES, OF_HEADER
@@ -288,10 +289,13 @@ def self_check(native: Path, float64: Path, coarsest: str | None = None) -> Self
 
 
 def _with_coarsest(bundle: Path, copy: Path, dtype: str) -> Path:
-    """A copy that has others judged with the tolerances of a dtype."""
+    """A copy that has others judged with the tolerances of a dtype, or of the coarser one it has."""
     shutil.copytree(bundle, copy)
     manifest = _bundle.read_manifest(copy)
-    manifest["settings"]["judging"].setdefault("coarsest_dtype", dtype)
+    judging = manifest["settings"]["judging"]
+    own = _TORCH.get(judging.get("coarsest_dtype", ""))
+    if coarser(own, _TORCH[dtype]) is not own:
+        judging["coarsest_dtype"] = dtype
     _bundle.seal(copy, manifest)
     return copy
 
@@ -317,8 +321,9 @@ def _write_rounded(native: Path, float64: Path, directory: Path) -> None:
         entry = Entry(record, torch.empty(0))
         value = values.get(entry.tensor_name)
         if value is not None:
-            dtype = _TORCH[record["dtype"]]
-            rounded = _rounded_to(dtype, value, own[entry.tensor_name], _is_weight_or_data(record))
+            value = value.to(_TORCH[record["dtype"]]).contiguous()
+            is_given = _is_weight_or_data(record)
+            rounded = _equal_within_roundings(value, own[entry.tensor_name], is_given)
             entries.append(Entry({**record, "local_shape": list(value.shape)}, rounded))
     _bundle.write_rank(directory, run, 0, 0, entries)
     for step in manifest["steps"][1:]:
@@ -332,23 +337,6 @@ def _write_rounded(native: Path, float64: Path, directory: Path) -> None:
 
 def _is_weight_or_data(record: dict[str, Any]) -> bool:
     return record["kind"] in ("data_id", "mask", "param") or record["name"].endswith(".master")
-
-
-def _rounded_to(
-    dtype: torch.dtype, value: torch.Tensor, native: torch.Tensor, is_weight_or_data: bool
-) -> torch.Tensor:
-    """A value in the native dtype. Inputs of floating point are recorded as the bits of theirs."""
-    kinds = {torch.int32: [torch.float32], torch.int16: [torch.bfloat16, torch.float16]}.get(dtype)
-    if value.dtype != torch.int64 or kinds is None or value.shape != native.shape:
-        return _equal_within_roundings(value.to(dtype).contiguous(), native, is_weight_or_data)
-    numbers = value.contiguous().view(torch.float64)
-    made = [
-        _equal_within_roundings(
-            numbers.to(kind), native.contiguous().view(kind), is_weight_or_data
-        ).view(dtype)
-        for kind in kinds
-    ]
-    return min(made, key=lambda bits: int((bits != native).sum()))
 
 
 def _equal_within_roundings(
