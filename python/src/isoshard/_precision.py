@@ -289,7 +289,7 @@ def self_check(native: Path, float64: Path, coarsest: str | None = None) -> Self
 
 
 def _with_coarsest(bundle: Path, copy: Path, dtype: str) -> Path:
-    """A copy that has others judged with the tolerances of a dtype, or of the coarser one it has."""
+    """A copy that has others judged with the tolerances of a dtype, unless it has a coarser one."""
     shutil.copytree(bundle, copy)
     manifest = _bundle.read_manifest(copy)
     judging = manifest["settings"]["judging"]
