@@ -66,28 +66,70 @@ def test_a_tensor_may_be_larger_than_a_block(monkeypatch: pytest.MonkeyPatch) ->
     assert [float(copy.sum()) for copy in copies] == [i * s for i, s in enumerate(sizes)]
 
 
-def test_what_a_recording_holds_is_what_was_there(tmp_path: Path) -> None:
-    """Gradients and parameters change after they are recorded; what two steps leave is right."""
+def test_what_changes_before_a_step_ends_is_recorded_as_it_was(tmp_path: Path) -> None:
+    """Steps change parameters, clipping changes gradients, and a second step changes moments."""
     import isoshard
     from isoshard import _bundle
 
     torch.manual_seed(0)
-    model = torch.nn.Linear(300, 300)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.5, momentum=0.9)
-    wanted = []
-    with isoshard.record(tmp_path / "run", model, optimizer):
+    model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 300))
+    first, last = (torch.optim.SGD(m.parameters(), lr=0.5, momentum=0.9) for m in model)
+    weight, wanted = model[0].weight, []
+    with isoshard.record(tmp_path, model, [first, last]):
         for step in range(2):
-            before = model.weight.detach().clone()
+            values = {"param/0.weight/0": weight.detach().clone()} if step == 0 else {}
             model(torch.full((4, 300), 1.0 + step)).square().mean().backward()
-            gradient = model.weight.grad.clone()
-            optimizer.step()
-            momentum = optimizer.state[model.weight]["momentum_buffer"].clone()
-            wanted.append((before, gradient, momentum, model.weight.detach().clone()))
-            model.weight.grad.fill_(7.0)
-            optimizer.zero_grad()
-    names = ("grad/weight/0", "optimizer/weight.momentum_buffer/0", "param/weight/1")
-    for step, (before, *others) in enumerate(wanted):
-        kept = _bundle.read_tensors(tmp_path / "run", step, 0)
-        after = names if step == 0 else (*names[:2], "param/weight/0")
-        assert step > 0 or torch.equal(kept["param/weight/0"], before)
-        assert all(torch.equal(kept[n], t) for n, t in zip(after, others, strict=True))
+            values["grad/0.weight/0"] = weight.grad.clone()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+            for call in range(2):
+                first.step()
+                moment = first.state[weight]["momentum_buffer"].clone()
+                values[f"optimizer/0.weight.momentum_buffer/{call}"] = moment
+            values[f"param/0.weight/{1 - step}"] = weight.detach().clone()
+            last.step()
+            for parameter in model.parameters():
+                parameter.grad.fill_(7.0)
+            wanted.append(values)
+    for step, values in enumerate(wanted):
+        kept = _bundle.read_tensors(tmp_path, step, 0)
+        assert [name for name, value in values.items() if not torch.equal(kept[name], value)] == []
+        moments = [values[f"optimizer/0.weight.momentum_buffer/{call}"] for call in range(2)]
+        assert not torch.equal(*moments)
+
+
+def test_what_nothing_changes_any_more_is_written_without_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Parameters and moments after the last step of a step's last optimizer."""
+    import isoshard
+    from isoshard import _bundle
+
+    model = torch.nn.Sequential(torch.nn.Linear(300, 300), torch.nn.Linear(300, 300))
+    first, last = (torch.optim.SGD(m.parameters(), lr=0.5, momentum=0.9) for m in model)
+    places: dict[str, int] = {}
+    write = _bundle.write_rank
+
+    def look(folder: Path, run: str, rank: int, step: int, entries: Any, journal: Any) -> None:
+        places.update({entry.tensor_name: entry.tensor.data_ptr() for entry in entries})
+        write(folder, run, rank, step, entries, journal)
+
+    monkeypatch.setattr(_bundle, "write_rank", look)
+    with isoshard.record(tmp_path, model, [first, last]):
+        model(torch.ones(4, 300)).square().mean().backward()
+        gradient = model[0].weight.grad
+        first.step()
+        last.step()
+    kept = {
+        "param/0.weight/0": model[0].weight,
+        "param/0.weight/1": model[0].weight,
+        "param/1.weight/1": model[1].weight,
+        "grad/0.weight/0": gradient,
+        "optimizer/0.weight.momentum_buffer/0": first.state[model[0].weight]["momentum_buffer"],
+        "optimizer/1.weight.momentum_buffer/0": last.state[model[1].weight]["momentum_buffer"],
+    }
+    shared = {name for name, tensor in kept.items() if places[name] == tensor.data_ptr()}
+    assert shared == {
+        "param/0.weight/1",
+        "param/1.weight/1",
+        "optimizer/1.weight.momentum_buffer/0",
+    }
