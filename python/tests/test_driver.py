@@ -39,8 +39,8 @@ class Ended:
 
 
 def wait(tmp_path: Path, process: Any, run: str, timeout: float = 60) -> None:
-    driver = object.__new__(Driver)
-    driver.options = JudgeOptions(["x"], timeout=timeout)
+    options = JudgeOptions([PYTHON, "x.py"], mesh="dp=2", execute=True, timeout=timeout)
+    driver = Driver(options, tmp_path, Seconds())
     driver._wait(tmp_path / "run", (process, run), is_reference=False)
 
 
