@@ -15,6 +15,7 @@ from torch import nn
 from isoshard import Report, _bundle
 from isoshard._bundle import Entry
 from isoshard._data import check_samples
+from isoshard._safetensors import dtype_name
 
 pytestmark = pytest.mark.usefixtures("judge_program")
 IDS = torch.randint(0, 50, (8, 7), generator=torch.Generator().manual_seed(1))
@@ -147,7 +148,8 @@ def inputs_of(folder: Path, mesh: dict[str, int], *steps: list[torch.Tensor]) ->
     """A bundle of steps in each of which each rank reads ids."""
     for step, ranks in enumerate(steps):
         for rank, ids in enumerate(ranks):
-            record = {"kind": "data_id", "name": "ids", "call": 0, "dtype": "int64"}
+            record = {"kind": "data_id", "name": "ids", "call": 0}
+            record |= {"dtype": dtype_name(ids.dtype, "ids")}
             record |= {"local_shape": list(ids.shape), "layout": "infer"}
             _bundle.write_rank(folder, "run", rank, step, [Entry(record, ids)])
     axes = [{"axis": axis, "degree": degree} for axis, degree in mesh.items()]
@@ -156,16 +158,17 @@ def inputs_of(folder: Path, mesh: dict[str, int], *steps: list[torch.Tensor]) ->
     return folder
 
 
+@pytest.mark.parametrize("inputs", [IDS, IDS.double().masked_fill(IDS % 5 == 0, torch.nan)])
 @pytest.mark.parametrize("mesh", [{"dp": 2, "cp": 2}, {"cp": 2, "dp": 2}])
 def test_samples_that_are_not_shared_out_are_found_where_cp_cuts_them(
-    tmp_path: Path, mesh: dict[str, int]
+    tmp_path: Path, mesh: dict[str, int], inputs: torch.Tensor
 ) -> None:
     """No rank has as large an input as the single process, and copies over dp are equal."""
-    reference = inputs_of(tmp_path / "reference", {"dp": 1}, [IDS[:, :6]])
+    reference = inputs_of(tmp_path / "reference", {"dp": 1}, [inputs[:, :6]])
     is_dp_first = next(iter(mesh)) == "dp"
 
     def cut(dp: int, cp: int, is_shared: bool) -> torch.Tensor:
-        return (IDS.chunk(2)[dp] if is_shared else IDS)[:, 3 * cp : 3 * cp + 3].contiguous()
+        return (inputs.chunk(2)[dp] if is_shared else inputs)[:, 3 * cp : 3 * cp + 3].contiguous()
 
     def run(is_shared: bool) -> Path:
         places = [(r // 2, r % 2) if is_dp_first else (r % 2, r // 2) for r in range(4)]

@@ -179,8 +179,10 @@ def bundles(tmp_path: Path, parts: list[torch.Tensor], whole: torch.Tensor) -> t
     return reference, write(tmp_path / "run", MESH, [{key: part} for part in parts], True)
 
 
-def test_values_decide_where_several_axes_fit(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", [0.5, -torch.inf, torch.nan])
+def test_values_decide_where_several_axes_fit(tmp_path: Path, first: float) -> None:
     whole = torch.randn(3, 4, 5)  # time, samples, features: conventions would cut dim 1 over tp
+    whole[:, :, 0] = first
     low, high = whole.chunk(2, dim=1)
     reference, run = bundles(tmp_path, [low, low, high, high], whole)
     assert resolve(reference, run) == 1
