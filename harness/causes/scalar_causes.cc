@@ -300,7 +300,9 @@ std::vector<double> offsets_of_padding(const Evidence& e, const std::string& hea
   for (int m = 0; m < e.num_micro_batches(); ++m) {
     const RecordKey logits_key{e.wanted.key.step, RecordKind::kActivation, head, m};
     const RecordKey labels_key{e.wanted.key.step, RecordKind::kDataId, "labels", m};
-    if (e.reference.find(logits_key) == nullptr || e.reference.find(labels_key) == nullptr)
+    const Record* const labels_record = e.reference.find(labels_key);
+    if (e.reference.find(logits_key) == nullptr || labels_record == nullptr ||
+        is_floating(labels_record->dtype))
       return {};
     const Values logits = e.reference_value(logits_key), labels = e.reference_value(labels_key);
     if (logits.dim() != 3 || labels.dim() != 2 || labels.size(0) != logits.size(0) ||
@@ -432,7 +434,7 @@ std::vector<double> counted_targets(const Evidence& e, std::int64_t n) {
   bool any = false;
   for (const Record& record : e.reference.trace().ranks.at(0).records) {
     if (record.key.step != e.wanted.key.step || record.key.kind != RecordKind::kDataId ||
-        record.key.name != "labels")
+        record.key.name != "labels" || is_floating(record.dtype))
       continue;
     const Values labels = e.reference_value(record.key);
     if (labels.dim() != 2 || labels.size(0) % n != 0 || labels.size(1) < 2) return {};

@@ -280,7 +280,9 @@ std::optional<Ids> ids_that_hold(const Evidence& e, const View& view,
   const std::int64_t begin = view.box.global_offset[0], end = begin + view.box.size[0];
   std::vector<Ids> found;
   for (const Record& record : e.reference.trace().ranks.at(0).records) {
-    if (record.key.kind != RecordKind::kDataId || record.key.step != e.wanted.key.step) continue;
+    if (record.key.kind != RecordKind::kDataId || record.key.step != e.wanted.key.step ||
+        is_floating(record.dtype))
+      continue;
     auto own = std::ranges::find(found, record.key.name, &Ids::name);
     if (own == found.end()) own = found.insert(found.end(), {record.key.name, {}});
     const Values all = e.reference_value(record.key);

@@ -34,7 +34,7 @@ std::optional<IdCounts> ids_with(const Evidence& e, const std::set<std::int64_t>
   std::vector<IdCounts> found;
   for (const Record& record : e.reference.trace().ranks.at(0).records) {
     if (record.key.kind != RecordKind::kDataId || record.key.step != e.wanted.key.step ||
-        record.layout.global_shape.size() != 2)
+        record.layout.global_shape.size() != 2 || is_floating(record.dtype))
       continue;
     auto own = std::ranges::find(found, record.key.name, &IdCounts::name);
     if (own == found.end()) own = found.insert(found.end(), {record.key.name, {}});
@@ -220,7 +220,8 @@ Cause other_ids_read(const Evidence& e, const View& view) {
   const Shape &offset = view.box.global_offset, &size = view.box.size;
   const Values weight = e.reference_value(weight_key).narrow(1, offset[2], size[2]);
   const RecordKey ids_key{e.wanted.key.step, RecordKind::kDataId, "input_ids", e.wanted.key.call};
-  if (e.reference.find(ids_key) == nullptr) return {};
+  const Record* const ids_record = e.reference.find(ids_key);
+  if (ids_record == nullptr || is_floating(ids_record->dtype)) return {};
   const Values ids =
       e.reference_value(ids_key).cut({offset[0], offset[1]}, {size[0], size[1]}).flattened();
   const Values seen = view.actual.rows(), right = view.expected.rows();

@@ -28,6 +28,7 @@ Dtype coarsest_dtype(const RunSettings& settings, const Trace& trace) {
   Dtype coarsest = Dtype::kFloat64;
   for (const RankTrace& rank : trace.ranks) {
     for (const Record& record : rank.records) {
+      if (record.key.kind == RecordKind::kDataId) continue;  // nothing rounds inputs
       if (unit_roundoff(record.dtype) > unit_roundoff(coarsest)) coarsest = record.dtype;
     }
   }

@@ -243,7 +243,7 @@ void MaskedSteps::add_reads(int step) {
     for (int call = 0;; ++call) {
       const Record* ids =
           reference_->find({reads_up_to_ + 1, RecordKind::kDataId, std::string(kIds), call});
-      if (ids == nullptr) break;
+      if (ids == nullptr || is_floating(ids->dtype)) break;  // floats are inputs without tokens
       const Shape& shape = ids->layout.global_shape;
       if (!shape.empty()) positions_ = std::max(positions_, shape.back());
       const std::byte* bytes = reference_->bytes(*ids);

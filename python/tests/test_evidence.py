@@ -35,8 +35,8 @@ def judged(folder: Path, body: str, *options: str) -> tuple[int, dict[str, Any]]
     output = folder / "out"
     words = (*_NATIVE, "--output-dir", str(output), *options)
     code, text = judge(script, 2, options=words)
-    assert (output / "report.json").exists(), text
-    (verdict,) = json.loads((output / "report.json").read_text())["cases"]
+    assert (output / "report" / "report.json").exists(), text
+    (verdict,) = json.loads((output / "report" / "report.json").read_text())["cases"]
     return code, verdict
 
 

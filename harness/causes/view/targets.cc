@@ -10,7 +10,8 @@ std::vector<const Record*> labels_of_step(const Evidence& e) {
   std::vector<const Record*> found;
   for (const Record& record : e.reference.trace().ranks.at(0).records) {
     if (record.key.kind == RecordKind::kDataId && record.key.name == "labels" &&
-        record.key.step == e.wanted.key.step && record.layout.global_shape.size() == 2)
+        record.key.step == e.wanted.key.step && record.layout.global_shape.size() == 2 &&
+        !is_floating(record.dtype))
       found.push_back(&record);
   }
   return found;
