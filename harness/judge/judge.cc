@@ -121,7 +121,7 @@ class Judge {
       verdict_.findings.push_back(std::move(ordered.finding));
     detail::summarise_first(verdict_, causes);
     detail::stop_at_wrong_data(verdict_);
-    verdict_.witnesses = detail::witnesses_of(actual_, held_);
+    verdict_.witnesses = detail::witnesses_of(actual_, held_, options_.may_be_unused);
     conclude();
     tell_left_out();
     verdict_.zero_tensors = detail::zero_tensors(verdict_.tensors);
@@ -191,7 +191,12 @@ class Judge {
     add(would_miss(verdict_, options_));
     if (verdict_.compared > 0) add(unseen_.words(verdict_.judged));
     if (verdict_.compared > 0 && !detail::reads_updated_weights(reference_))
-      add("what a forward pass makes of updated weights, as none was recorded behind a step");
+      add("what a forward pass makes of updated weights, as none was recorded after a step");
+    for (const AxisWitness& witness : verdict_.witnesses) {
+      if (witness.tensor.empty() && !witness.is_demanded)
+        add(fmt::format("equal work of the ranks along {}, as nothing recorded shows their samples",
+                        name_of(witness.axis)));
+    }
     verdict_.would_miss = fmt::format("{}", fmt::join(missed, "; "));
   }
 
@@ -271,9 +276,11 @@ class Judge {
         return;
       }
     }
-    // A mask may hide by infinities, and is compared bit by bit.
-    if (result.not_judged.empty() && wanted.key.kind != RecordKind::kMask &&
-        !is_of_skipped_step(wanted.key) && stats.nan_reference + stats.inf_reference > 0) {
+    // Inputs and masks may hide by infinities, and are compared bit by bit.
+    const bool may_hold_anything =
+        wanted.key.kind == RecordKind::kMask || wanted.key.kind == RecordKind::kDataId;
+    if (result.not_judged.empty() && !may_hold_anything && !is_of_skipped_step(wanted.key) &&
+        stats.nan_reference + stats.inf_reference > 0) {
       Rule rule = said(RuleId::kReferenceNotFinite, {{"nans", stats.nan_reference},
                                                      {"infinities", stats.inf_reference},
                                                      {"elements", stats.numel},
@@ -385,7 +392,7 @@ class Judge {
   /// A tensor that is outside of its tolerance needs no second finding.
   void replay() {
     if (options_.level != Level::kPerturbed) return;
-    for (OrderedFinding& replayed : detail::replay_steps(run_).findings) {
+    for (OrderedFinding& replayed : detail::replay_steps(run_)) {
       const bool is_known = std::ranges::any_of(findings_, [&](const OrderedFinding& known) {
         return known.finding.key == replayed.finding.key;
       });

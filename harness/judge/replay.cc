@@ -17,6 +17,15 @@ std::size_t bytes_needed(const RankTrace& rank) {
   return bytes;
 }
 
+/// Rules that look at a run's own tensors need those that are within their tolerances, too. They
+/// are kept if all of them are small.
+Keep kept_of(const Trace& trace) {
+  constexpr std::size_t kSmall = std::size_t{256} << 20;
+  std::size_t bytes = 0;
+  for (const RankTrace& rank : trace.ranks) bytes += bytes_needed(rank);
+  return bytes <= kSmall ? Keep::kEverything : Keep::kWhatDiffers;
+}
+
 }  // namespace
 
 Trace replayed(const Trace& trace, const Reference& reference, const JudgePolicy& policy,
@@ -28,7 +37,7 @@ Trace replayed(const Trace& trace, const Reference& reference, const JudgePolicy
     options.rank = rank.rank;
     options.reference = &reference;
     options.comparer = comparer;
-    options.keep = Keep::kWhatDiffers;
+    options.keep = purpose == RunPurpose::kJudged ? kept_of(trace) : Keep::kWhatDiffers;
     options.arena =
         std::make_shared<Arena>(bytes_needed(rank), fmt::format("replay-{}", rank.rank));
     options.policy = policy;

@@ -55,8 +55,8 @@ struct JudgePolicy {
   std::vector<std::string> not_recorded = {};
   /// The same of single records, which a filter leaves out.
   std::set<RecordKey> left_out = {};
-  /// Axes of which nothing need show that the run uses them. Without it a run is vacuous in which
-  /// ranks along an axis all do the whole work, or get equal samples (AxisWitness).
+  /// Axes that need no witness (AxisWitness). Along any other one a run is vacuous in which all
+  /// ranks do the whole work, or get equal samples.
   std::set<Axis> may_be_unused = {};
   /// For the diagnosis. The norm that gradients are clipped to, 0 if unknown or none; how many
   /// names a parameter has, where that is more than one (tied weights).

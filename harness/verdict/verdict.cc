@@ -107,11 +107,13 @@ Finding make_finding(const RecordKey& key, std::string_view place, FindingId id,
 bool is_zero(const TensorComparison& comparison) noexcept {
   const Stats& stats = comparison.stats;
   return stats.numel > 0 && stats.sum_sq_reference == 0 && stats.sum_sq_actual == 0 &&
-         stats.nonfinite_mismatch == 0;
+         stats.nan_reference + stats.inf_reference + stats.nan_actual + stats.inf_actual == 0;
 }
 
 Rule rule_of_unused_axis(const std::vector<AxisWitness>& witnesses) {
-  const auto found = std::ranges::find(witnesses, "", &AxisWitness::tensor);
+  const auto found = std::ranges::find_if(witnesses, [](const AxisWitness& witness) {
+    return witness.tensor.empty() && witness.is_demanded;
+  });
   if (found == witnesses.end()) return {};
   return said(RuleId::kAxisWithoutWitness,
               {{"axis", name_of(found->axis)}, {"degree", found->degree}});

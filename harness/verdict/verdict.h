@@ -157,6 +157,9 @@ struct AxisWitness {
   Axis axis = Axis::kDp;
   int degree = 1;
   std::string tensor = {};  ///< "forward at embed_tokens (step 0)"; empty: nothing shows it
+  /// Whether a run without one is vacuous: unless the policy excuses the axis, or the axis splits
+  /// the batch and the run recorded nothing of samples.
+  bool is_demanded = true;
 };
 
 /// Whether a tensor is zero on both sides, and so no evidence of anything.
@@ -211,7 +214,7 @@ struct Verdict {
   Evidence evidence;   ///< for reports
 };
 
-/// Why a run is vacuous of which nothing shows that it uses an axis; none if each has a witness.
+/// The rule that a run breaks if an axis has no witness; none if each axis that needs one has it.
 [[nodiscard]] Rule rule_of_unused_axis(const std::vector<AxisWitness>& witnesses);
 
 /// Makes a verdict one that diverges, whatever it was; its reason and findings are the caller's.

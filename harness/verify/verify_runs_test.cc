@@ -59,6 +59,7 @@ RunSpec total(int tp) {
   spec.make = [](Rank& rank, Sink& sink) { return std::make_unique<Total>(rank, sink); };
   spec.batches = [](int, int) { return std::vector<Batch>(1); };
   spec.policy.level = Level::kExact;
+  spec.policy.may_be_unused = {Axis::kTp};  // each part is a one
   return spec;
 }
 

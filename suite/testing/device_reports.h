@@ -95,25 +95,27 @@ class WrittenRuns {
   static synthetic::Body body(std::function<void(at::Tensor&)> change, double noise, bool is_cut) {
     using namespace synthetic;
     return [change = std::move(change), noise, is_cut](Sink& sink, int rank) {
-      const int tp = rank % 3;
-      const auto add = [&](RecordKind kind, const char* name, const at::Tensor& plain, int dim) {
+      const auto add = [&](RecordKind kind, const char* name, const at::Tensor& plain, int dim,
+                           Axis axis = Axis::kTp) {
         const at::Tensor whole =
             kind == RecordKind::kParam
                 ? plain
                 : (plain.to(at::kDouble) * (1 + noise * at::sin(plain.to(at::kDouble) * 37)))
                       .to(plain.scalar_type());
         const bool cut = is_cut && dim >= 0;
-        const std::int64_t part = cut ? whole.size(dim) / 3 : 0;
-        at::Tensor local = cut ? whole.narrow(dim, tp * part, part).clone() : whole.clone();
+        const std::int64_t part = cut ? whole.size(dim) / kDp2Tp3.degree(axis) : 0;
+        at::Tensor local =
+            cut ? whole.narrow(dim, kDp2Tp3.coordinate(rank, axis) * part, part).clone()
+                : whole.clone();
         if (std::string(name) == "w" && kind == RecordKind::kGrad && rank == 5) change(local);
         sink.on_record(site(kind, name,
-                            cut ? layout_of(whole.sizes().vec(), {shard(Axis::kTp, dim)})
+                            cut ? layout_of(whole.sizes().vec(), {shard(axis, dim)})
                                 : layout_of(whole.sizes().vec())),
                        local.contiguous());
       };
       add(RecordKind::kParam, "w", values({96, 210}, 1), 0);
       add(RecordKind::kActivation, "x", values({150, 120}, 2), 1);
-      add(RecordKind::kActivation, "y", values({3, 7000}, 3), -1);
+      add(RecordKind::kActivation, "y", values({3, 7000}, 3), 1, Axis::kDp);
       add(RecordKind::kActivation, "z", values({60, 50, 9}, 4, at::kDouble), 2);
       add(RecordKind::kActivationGrad, "x", values({120, 150}, 5), 1);
       add(RecordKind::kGrad, "w", values({96, 210}, 6), 0);

@@ -396,7 +396,8 @@ CaseJudgement CaseJudge::against_both(const Case& item) {
   if (equality.holds() && own.findings.empty()) {
     record.collectives = std::move(own.collectives);
     record.evidence.calls = rank_calls_of(run);
-    record.witnesses = detail::witnesses_of(run, detail::held_by_ranks(run));
+    record.witnesses =
+        detail::witnesses_of(run, detail::held_by_ranks(run), plain_policy_of(item).may_be_unused);
     return as_emulated(item, std::move(record), equality.tensors);
   }
   if (equality.first.has_value()) runs_.first_is_not_emulated(*equality.first);

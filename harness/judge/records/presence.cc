@@ -87,15 +87,10 @@ OptionalRecords::OptionalRecords(const Reference& reference, const Trace& run,
       const bool is_micro_batch = role_of(key) == NameRole::kMicroBatch;
       has_micro_batches_ = has_micro_batches_ || is_micro_batch;
       has_clipped_ = has_clipped_ || role_of(key) == NameRole::kClipped;
-      has_hyperparameters_ = has_hyperparameters_ || role_of(key) == NameRole::kHyperparameters;
       if (is_micro_batch || role_of(key) == NameRole::kSummand)
         likes_.insert({key.kind, without_layer(key.name)});
     }
   }
-  if (reference.trace().ranks.empty()) return;
-  reference_has_hyperparameters_ = std::ranges::any_of(
-      reference.trace().ranks[0].records,
-      [](const Record& record) { return role_of(record.key) == NameRole::kHyperparameters; });
 }
 
 bool OptionalRecords::has_like(const RecordKey& key) const {
@@ -103,12 +98,12 @@ bool OptionalRecords::has_like(const RecordKey& key) const {
 }
 
 bool OptionalRecords::may_be_left_out(const RecordKey& key) const {
-  if (role_of(key) == NameRole::kHyperparameters) return !has_hyperparameters_;
+  if (role_of(key) == NameRole::kHyperparameters) return true;
   return role_of(key) == NameRole::kMicroBatch && !has_like(key);
 }
 
 bool OptionalRecords::may_be_added(const RecordKey& key) const {
-  return role_of(key) == NameRole::kHyperparameters && !reference_has_hyperparameters_;
+  return role_of(key) == NameRole::kHyperparameters;
 }
 
 std::vector<RecordKey> OptionalRecords::missing() const {

@@ -37,19 +37,19 @@ struct Counted {
 /// Who has something of the module that the tensor is of: they lack it.
 [[nodiscard]] std::vector<int> ranks_near(const Trace& run, const RecordKey& key);
 
-/// Records that a run need not have: gradients between micro-batches and after clipping, summands,
-/// and hyperparameters. A run that has some must have the like of them, since what it left out it
-/// has computed, too. The like of a summand, and of a gradient between micro-batches, is that of
-/// the same name in another layer, step or call: what a run cannot add up yet there it cannot add
-/// up here. The like of a clipped gradient is that of any parameter.
+/// Records that a run need not have: hyperparameters, which are compared where both sides have
+/// them; gradients between micro-batches and after clipping, and summands. A run that has some of
+/// the latter must have the like of them, since what it left out it has computed, too. The like of
+/// a summand, and of a gradient between micro-batches, is that of the same name in another layer,
+/// step or call: what a run cannot add up yet there it cannot add up here. The like of a clipped
+/// gradient is that of any parameter.
 class OptionalRecords {
  public:
   OptionalRecords(const Reference& reference, const Trace& run, const JudgePolicy& policy);
 
   /// Whether a run that does not have the reference's record `key` at all may do so.
   [[nodiscard]] bool may_be_left_out(const RecordKey& key) const;
-  /// Whether a run may have the record `key`, of which the reference has none: hyperparameters, if
-  /// it has them of no parameter.
+  /// Whether a run may have the record `key`, of which the reference has none: hyperparameters.
   [[nodiscard]] bool may_be_added(const RecordKey& key) const;
   /// What the run lacks though it has the like, and the reference has what it is compared with.
   [[nodiscard]] std::vector<RecordKey> missing() const;
@@ -64,8 +64,7 @@ class OptionalRecords {
   const JudgePolicy& policy_;
   std::set<RecordKey> recorded_;
   std::set<std::pair<RecordKind, std::string>> likes_;  ///< names without their layers' numbers
-  bool has_clipped_ = false, has_micro_batches_ = false, has_hyperparameters_ = false;
-  bool reference_has_hyperparameters_ = false;
+  bool has_clipped_ = false, has_micro_batches_ = false;
 };
 
 }  // namespace isoshard::detail

@@ -5,9 +5,8 @@
 
 #include <algorithm>
 #include <array>
-#include <iterator>
-#include <vector>
 
+#include "harness/causes/view/evidence.h"
 #include "harness/judge/records/presence.h"
 #include "harness/judge/steps/skipped_steps.h"
 #include "harness/trace/masked_steps.h"
@@ -80,8 +79,16 @@ Conclusion gradients_zero(const JudgedTensors& judged) {
   return {said(RuleId::kGradientsZero, {{"gradients", gradients}})};
 }
 
-bool is_moved(const Record& before, const Record& after) {
-  return !std::ranges::equal(before.parts, after.parts, {}, &PartStats::digest, &PartStats::digest);
+/// Whether a step changed a value. A master is compared with the parameter that it was made of, in
+/// another dtype or layout, so their numbers count; if they are not there, it may have moved.
+bool is_moved(const RankTrace& rank, const Record& before, const Record& after) {
+  if (before.dtype == after.dtype && before.layout == after.layout)
+    return !std::ranges::equal(before.parts, after.parts, {}, &PartStats::digest,
+                               &PartStats::digest);
+  const Shape& shape = after.layout.global_shape;
+  const auto old = kept_boxes(rank, before, shape), now = kept_boxes(rank, after, shape);
+  if (old.size() != 1 || now.size() != 1 || old[0].first.size != now[0].first.size) return true;
+  return !equal(old[0].second, now[0].second);
 }
 
 /// A run whose steps were all skipped says so itself (words_of_no_step).
@@ -93,7 +100,7 @@ Conclusion nothing_moved(const JudgedTensors& judged) {
     if (stepped_parameter(key).empty()) continue;
     for (const Held& after : held) {
       const Record* const before = after.rank->find(before_step(key));
-      if (before == nullptr || is_moved(*before, *after.record)) return {};
+      if (before == nullptr || is_moved(*after.rank, *before, *after.record)) return {};
     }
     ++parameters;
   }
@@ -102,12 +109,7 @@ Conclusion nothing_moved(const JudgedTensors& judged) {
 }
 
 Conclusion axis_without_witness(const JudgedTensors& judged) {
-  std::vector<AxisWitness> demanded;
-  std::ranges::copy_if(judged.verdict.witnesses, std::back_inserter(demanded),
-                       [&](const AxisWitness& witness) {
-                         return !judged.run.options.may_be_unused.contains(witness.axis);
-                       });
-  return {rule_of_unused_axis(demanded)};
+  return {rule_of_unused_axis(judged.verdict.witnesses)};
 }
 
 /// The comparisons that would have let a wrong tensor pass.
@@ -127,7 +129,7 @@ Conclusion too_little(const JudgedTensors& judged) {
   return {too_little_judged(judged.verdict.tensors, judged.run.options.coarsest), true};
 }
 
-/// Rules that no emulation makes up for stand first.
+/// Rules that no emulation makes up for come first.
 constexpr std::array kConclusions = {not_judged,           nothing_compared, all_zero,
                                      gradients_zero,       parted,           nothing_moved,
                                      axis_without_witness, inconclusive,     too_little};

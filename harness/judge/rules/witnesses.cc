@@ -17,19 +17,26 @@ using PlacedDigest = std::tuple<Shape, Shape, std::int64_t, std::int64_t, std::u
 using PlacedDigests = std::vector<PlacedDigest>;
 
 bool splits_batch(Axis axis) {
-  return axis == Axis::kDp || axis == Axis::kDpReplicate || axis == Axis::kDpShard;
+  return axis == Axis::kDp || axis == Axis::kDpReplicate || axis == Axis::kDpShard ||
+         axis == Axis::kCp;
 }
 
-/// What a forward or backward pass computes from samples, sums over them among it.
+/// Samples, and what a forward or backward pass computes from them: losses and sums over ranks
+/// among it.
 bool is_of_samples(const Record& record) {
   const Stage stage = stage_of(record.key);
-  return stage == Stage::kForward || stage == Stage::kActivationGrad || stage == Stage::kMasks ||
-         (stage == Stage::kParameterGrad && is_partial(record.layout));
+  return stage == Stage::kDataIds || stage == Stage::kForward || stage == Stage::kActivationGrad ||
+         stage == Stage::kMasks || (stage == Stage::kParameterGrad && is_partial(record.layout));
 }
 
-bool may_be_witness(const RecordKey& key) {
-  switch (stage_of(key)) {
+/// What depends on the work of ranks. Samples differ between ranks whatever these do with them, so
+/// they and losses show only that ranks along a batch's axis have other ones.
+bool may_be_witness(const Record& record, Axis axis) {
+  switch (stage_of(record.key)) {
+    case Stage::kDataIds:
+      return splits_batch(axis);
     case Stage::kForward:
+      return splits_batch(axis) || record.key.kind != RecordKind::kScalar;
     case Stage::kActivationGrad:
     case Stage::kMasks:
     case Stage::kParametersRead:
@@ -37,7 +44,7 @@ bool may_be_witness(const RecordKey& key) {
     case Stage::kClippedGrad:
     case Stage::kOptimizerState:
     case Stage::kParameterAfterStep:
-      return key.kind != RecordKind::kScalar;
+      return true;
     default:
       return false;
   }
@@ -85,28 +92,33 @@ class WitnessSearch {
       : run_(run), held_(held) {}
 
   AxisWitness along(const AxisDegree& axis) const {
-    const bool needs_samples =
-        splits_batch(axis.axis) && std::ranges::any_of(held_, [](const auto& entry) {
-          return is_of_samples(*entry.second.front().record);
-        });
+    const bool needs_samples = splits_batch(axis.axis);
+    const bool has_samples = std::ranges::any_of(
+        held_, [](const auto& entry) { return is_of_samples(*entry.second.front().record); });
+    AxisWitness witness{axis.axis, axis.degree, "", has_samples || !needs_samples};
     std::map<std::vector<bool>, std::string> absences;
     for (const auto& [key, held] : held_) {
-      if (!may_be_witness(key)) continue;
+      if (!may_be_witness(*held.front().record, axis.axis)) continue;
       if (needs_samples && !is_of_samples(*held.front().record)) continue;
       if (std::ranges::none_of(held, [](const Held& h) { return is_evidence(*h.record); }))
         continue;
-      if (differs_along(axis.axis, held)) return {axis.axis, axis.degree, describe(key)};
-      if (splits_batch(axis.axis)) continue;
+      if (differs_along(axis.axis, held)) {
+        witness.tensor = describe(key);
+        return witness;
+      }
+      // An optimizer that is shared out says nothing of the work.
+      if (needs_samples || key.kind == RecordKind::kOptimizer) continue;
       // Stages of a pipeline, and experts, are whole tensors, each on its own ranks.
       const std::vector<bool> there = presence(axis, held);
       if (std::ranges::find(there, false) == there.end()) continue;
       absences.try_emplace(there, describe(key));
       for (const auto& [other, tensor] : absences) {
-        if (!is_subset(other, there) && !is_subset(there, other))
-          return {axis.axis, axis.degree, tensor + ", " + describe(key)};
+        if (is_subset(other, there) || is_subset(there, other)) continue;
+        witness.tensor = tensor + ", " + describe(key);
+        return witness;
       }
     }
-    return {axis.axis, axis.degree, ""};
+    return witness;
   }
 
  private:
@@ -152,11 +164,14 @@ std::map<RecordKey, std::vector<Held>> held_by_ranks(const Trace& run) {
 }
 
 std::vector<AxisWitness> witnesses_of(const Trace& run,
-                                      const std::map<RecordKey, std::vector<Held>>& held) {
+                                      const std::map<RecordKey, std::vector<Held>>& held,
+                                      const std::set<Axis>& may_be_unused) {
   std::vector<AxisWitness> witnesses;
   const WitnessSearch search(run, held);
   for (const AxisDegree& axis : run.mesh.axes())
     if (axis.degree > 1) witnesses.push_back(search.along(axis));
+  for (AxisWitness& witness : witnesses)
+    witness.is_demanded = witness.is_demanded && !may_be_unused.contains(witness.axis);
   return witnesses;
 }
 

@@ -2,6 +2,7 @@
 /// What shows that a run uses each axis of its mesh.
 #pragma once
 #include <map>
+#include <set>
 #include <vector>
 
 #include "harness/trace/record.h"
@@ -16,17 +17,20 @@ namespace isoshard::detail {
 
 /// For each axis of degree > 1, in the order of the mesh, the first record whose ranks show it:
 ///
-/// - parts of it at two coordinates of the axis are other ones, and have other contents; or
+/// - its parts at two coordinates of the axis lie at different places and differ in content; or
 /// - it is a sum over the axis whose summands are not all equal; or
-/// - some coordinate has nothing of it, and has another record that others have not.
+/// - some coordinate has nothing of it, and has another record that others have not (stages,
+///   experts).
 ///
-/// On an axis that splits the batch (dp and its halves) only what is computed from samples counts,
-/// if the run recorded any of it: parameters that are sharded there say nothing of the samples.
-/// Settings, ids of samples and logged numbers never count, nor what is all zero.
+/// On an axis that splits the batch (dp, its halves and cp) only samples and what is computed from
+/// them count: parameters that are sharded there say nothing of the samples. If a run recorded
+/// nothing of them, no witness is demanded. On other axes samples and losses do not count. Settings
+/// and logged numbers never count, nor what is all zero.
 ///
-/// What a run declares is not believed: copies at places that it says are other ones are no witness
-/// if their bytes are equal.
+/// What a run declares is not believed: parts at different places are no witness if their bytes are
+/// equal. `may_be_unused`   axes of which none is demanded
 [[nodiscard]] std::vector<AxisWitness> witnesses_of(
-    const Trace& run, const std::map<RecordKey, std::vector<Held>>& held);
+    const Trace& run, const std::map<RecordKey, std::vector<Held>>& held,
+    const std::set<Axis>& may_be_unused = {});
 
 }  // namespace isoshard::detail

@@ -395,7 +395,7 @@ class Hooks:
                 name = self._names.get(id(parameter))
                 if name is not None:
                     whole = f"{self._rename(name)}.hyperparameters"
-                    self.recorder.put("optimizer", whole, numbers, layout="replicate")
+                    self.recorder.number(whole, numbers)
 
     def _record_gradients_of(self, optimizer: torch.optim.Optimizer) -> None:
         """The gradients that a step reads; with the last optimizer those that none reads, too."""

@@ -172,6 +172,11 @@ class Recorder:
             tensor = torch.tensor(value, dtype=torch.float64)
         self.put("scalar", name, local_of(tensor).to(torch.float64).reshape(1), layout=layout)
 
+    def number(self, name: str, value: torch.Tensor) -> None:
+        """Records numbers of a parameter's optimizer as they are: no transform is for them."""
+        if not self.filter.drops("optimizer", name, self.step, ("optimizer", name) not in self._calls):
+            self._add("optimizer", name, value, "replicate", 1.0, None, None, False)
+
     def learning_rate(self, rate: float | None) -> None:
         """Records a step's learning rate, if its optimizer has one."""
         if rate is not None:

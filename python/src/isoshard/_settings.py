@@ -109,10 +109,16 @@ def hyperparameters(group: Mapping[str, Any]) -> torch.Tensor:
     for key in _OF_A_GROUP:
         value = group.get(key)
         if key == "betas":
-            numbers += map(float, value) if value is not None and _is_pair(value) else (0.0, 0.0)
+            numbers += map(_real, value) if _is_pair(value) else (0.0, 0.0)
         else:
-            numbers.append(0.0 if value is None else float(value))
+            numbers.append(_real(value))
     return torch.tensor(numbers, dtype=torch.float64)
+
+
+def _real(value: Any) -> float:
+    """The one number that a value is; 0 if it is none, as Adafactor's pair of eps."""
+    number = _number(value)
+    return float(number) if isinstance(number, (bool, int, float)) else 0.0
 
 
 def largest_learning_rate(*optimizers: torch.optim.Optimizer) -> float | None:
