@@ -262,7 +262,7 @@ class Judge {
     }
     const std::vector<Held>& held = found->second;
     const std::vector<int> absent = detail::absent_ranks(actual_, held);
-    if (!absent.empty()) {
+    if (!absent.empty() && !optional_.may_be_left_out(wanted.key)) {
       add_coverage_finding(wanted.key, wanted.order, FindingId::kMissingOnRanks, absent,
                            verdict_.missing);
     }
