@@ -31,20 +31,23 @@ json settings_of(const std::string& source = "text", int seed = 0) {
   return {{"training", {{"dtype", "fp32"}, {"seed", seed}, {"data", {{"source", source}}}}}};
 }
 
-Body body() {
-  return [](Sink& sink, int) {
+Body body(bool is_cut) {
+  return [is_cut](Sink& sink, int rank) {
     sink.on_record(site(RecordKind::kScalar, "loss", layout_of({1})),
                    at::full({1}, 5.5, at::kDouble));
-    (void)sink.on_activation(site(RecordKind::kActivation, "x", layout_of({4, 6})),
-                             values({4, 6}, 1));
+    const at::Tensor x = values({4, 6}, 1);
+    const Layout cut = layout_of({4, 6}, {shard(Axis::kDp, 0), shard(Axis::kTp, 1)});
+    (void)sink.on_activation(
+        site(RecordKind::kActivation, "x", is_cut ? cut : layout_of({4, 6})),
+        is_cut ? x.narrow(0, rank / 3 * 2, 2).narrow(1, rank % 3 * 2, 2).contiguous() : x);
     sink.on_record(site(RecordKind::kGrad, "w", layout_of({3})), values({3}, 3));
   };
 }
 
-/// A right run of one process, or of six ranks that hold copies.
+/// A right run of one process, or of six ranks.
 void write_run(const fs::path& bundle, const std::string& subject, const MeshShape& mesh,
                const json& settings = settings_of()) {
-  Trace trace = run(mesh, nullptr, body(), Keep::kEverything);
+  Trace trace = run(mesh, nullptr, body(mesh == kDp2Tp3), Keep::kEverything);
   trace.subject = subject;
   write_bundle(bundle, trace, settings.dump());
 }
