@@ -54,9 +54,14 @@ def read(folder: Path, trust_pickle: bool) -> Stored:
         _add(stored, folder, key, tuple(map(str, paths.get(key, (key,)))), tensor)
     if others:
         stored.left_out.append(f"{len(others)} values that are not tensors: {', '.join(others)}")
-    if (folder / "common.pt").is_file():
-        stored.left_out.append("common.pt: values that all ranks share and that are not tensors")
     return stored
+
+
+def files_of(folder: Path, trust_pickle: bool) -> set[Path]:
+    """The files that the metadata name."""
+    metadata = _pickles.load_metadata(folder / ".metadata", trust_pickle)
+    places = (getattr(metadata, "storage_data", None) or {}).values()
+    return {folder / info.relative_path for info in places}
 
 
 class _Files:
@@ -163,17 +168,19 @@ def _add(
             stored.add_state(of_optimizer.group(1), of_optimizer.group(2), tensor, str(folder))
             return
         if key.split(".")[0] in _OPTIMIZERS:
-            stored.left_out.append(f"{key}: no state of a named parameter")
+            stored.add_weight(key, tensor, str(folder))
             return
         stored.add_weight(_without_model(key), tensor, str(folder))
         return
     if "state" in path[:-2]:
         at = path.index("state")
-        stored.add_state(path[at + 1], ".".join(path[at + 2 :]), tensor, str(folder))
+        is_alone = at == 0 or any(part in _OPTIMIZERS for part in path[:at])
+        name = path[at + 1] if is_alone else ".".join((*path[:at], path[at + 1]))
+        stored.add_state(name, ".".join(path[at + 2 :]), tensor, str(folder))
     elif path[0] in _OPTIMIZERS or "param_groups" in path:
         flat = re.fullmatch(r"(?:.*\.)?state\.(.+)\.([^.]+)", ".".join(path))
         if flat is None:
-            stored.left_out.append(f"{key}: no state of a named parameter")
+            stored.add_weight(".".join(path), tensor, str(folder))
         else:
             stored.add_state(flat.group(1), flat.group(2), tensor, str(folder))
     else:

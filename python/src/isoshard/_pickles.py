@@ -11,12 +11,17 @@ from __future__ import annotations
 import io
 import pickle
 import re
+import zipfile
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 import torch
 
 from .errors import CheckpointError
+
+
+class WantsCode(CheckpointError):
+    """A pickle names a class or function that is not loaded, because it could run code."""
 
 
 class Inert:
@@ -53,6 +58,9 @@ _METADATA_CLASSES = {
 }
 
 
+_WANTED = re.compile(r"GLOBAL ([\w.]+)")
+
+
 def load(source: Path | io.BytesIO, name: str, trust_pickle: bool) -> Any:
     """What torch.save wrote, on the CPU. `name` is what errors call it."""
     try:
@@ -65,7 +73,8 @@ def load(source: Path | io.BytesIO, name: str, trust_pickle: bool) -> Any:
     except FileNotFoundError:
         raise CheckpointError(f"{name} must be a file, got none.") from None
     except pickle.UnpicklingError as error:
-        raise CheckpointError(f"{name}: {_refusal(str(error))}") from None
+        kind = WantsCode if _WANTED.search(str(error)) else CheckpointError
+        raise kind(f"{name}: {_refusal(str(error))}") from None
     except Exception as error:  # a malformed pickle fails in any way
         raise CheckpointError(
             f"{name}: must be a whole file of torch.save, got: {_first_line(error)}."
@@ -97,13 +106,29 @@ class _MetadataUnpickler(pickle.Unpickler):
         raise pickle.UnpicklingError(f"Unsupported global: GLOBAL {module}.{name} ")
 
 
+def storages(path: Path) -> list[torch.Tensor] | None:
+    """The bytes of each tensor that torch.save wrote, without loading the pickle.
+
+    None if that cannot be known: files of torch before 1.6 hold everything in their pickle.
+    """
+    if not _is_zip(path):
+        return None
+    with zipfile.ZipFile(path) as archive:
+        found = [i for i in archive.infolist() if re.fullmatch(r".+/data/\d+", i.filename)]
+        if any(i.compress_type != zipfile.ZIP_STORED for i in found):
+            raise CheckpointError(f"{path}: records must not be compressed. Save it anew.")
+        found.sort(key=lambda i: int(i.filename.rpartition("/")[2]))
+        parts = [bytearray(archive.read(i)) for i in found if i.file_size > 0]
+    return [torch.frombuffer(part, dtype=torch.uint8) for part in parts]
+
+
 def _is_zip(path: Path) -> bool:
     with path.open("rb") as file:
         return file.read(2) == b"PK"
 
 
 def _refusal(message: str) -> str:
-    found = re.search(r"GLOBAL ([\w.]+)", message)
+    found = _WANTED.search(message)
     if found is None:
         return f"must be a file of torch.save, got: {_first_line(message)}"
     return (

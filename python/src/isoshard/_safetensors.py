@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .errors import BundleError, RecordError
+from .errors import BundleError, CheckpointError, RecordError
 
 #: torch dtype -> (name in a bundle, name in a safetensors header)
 DTYPES: dict[torch.dtype, tuple[str, str]] = {
@@ -108,6 +108,65 @@ def read_safetensors(path: Path, prefix: str = "") -> dict[str, torch.Tensor]:
         at = begin_of_data + begin
         tensors[name] = torch.frombuffer(data, dtype=dtype, count=count, offset=at).reshape(shape)
     return tensors
+
+
+def open_safetensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str]]:
+    """The tensors of a file that anybody may have written, as they lie in it, and its metadata.
+
+    Raises CheckpointError if the header does not describe the bytes behind it, each of them once.
+    """
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length + 8 > size or length > _LONGEST_HEADER:
+            raise CheckpointError(
+                f"{path}: its header must end in the file, got {length} bytes of header in a file "
+                f"of {size} bytes."
+            )
+        try:
+            header = json.loads(file.read(length))
+            metadata = header.pop("__metadata__", {})
+            places = {name: _place_in(entry) for name, entry in header.items()}
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise CheckpointError(
+                f"{path}: its header must be that of a safetensors file, got "
+                f"{type(error).__name__}: {error}."
+            ) from None
+    data, end = torch.empty(0, dtype=torch.uint8), 0
+    if size > 8 + length:
+        whole = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
+        data = whole[8 + length :]
+    tensors = {}
+    for name, (dtype, shape, begin, stop) in sorted(places.items(), key=lambda p: p[1][2:]):
+        if begin != end or stop - begin != math.prod(shape) * dtype.itemsize:
+            raise CheckpointError(
+                f"{path}: {name} must be {math.prod(shape)} elements of {dtype} that begin at "
+                f"byte {end} of the data, got the bytes from {begin} to {stop}."
+            )
+        end = stop
+        part = data[begin:stop]
+        is_aligned = part.data_ptr() % dtype.itemsize == 0
+        part = part if is_aligned and part.storage_offset() % dtype.itemsize == 0 else part.clone()
+        tensors[name] = part.view(dtype).reshape(shape) if stop > begin else part.new_empty(
+            shape, dtype=dtype
+        )
+    if end != data.numel():
+        raise CheckpointError(
+            f"{path}: its tensors must fill {data.numel()} bytes of data, got {end}."
+        )
+    return tensors, metadata
+
+
+_LONGEST_HEADER = 100_000_000
+
+
+def _place_in(entry: Mapping[str, Any]) -> tuple[torch.dtype, list[int], int, int]:
+    """dtype, shape, begin and end of a tensor; raises ValueError if they make no sense."""
+    dtype, shape, (begin, end) = OF_HEADER[entry["dtype"]], entry["shape"], entry["data_offsets"]
+    numbers = [*shape, begin, end]
+    if not all(type(number) is int and number >= 0 for number in numbers):
+        raise ValueError(f"a shape and offsets of whole numbers are needed, got {numbers}")
+    return dtype, shape, begin, end
 
 
 def _read_one_by_one(

@@ -25,8 +25,12 @@ class Stored:
 
     weights: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     state: dict[str, dict[str, torch.Tensor]] = dataclasses.field(default_factory=dict)
-    #: What is not among the tensors, one line each.
+    #: What is not among the tensors, one line each: values that are no tensors.
     left_out: list[str] = dataclasses.field(default_factory=list)
+    #: Tensors that the user does not want compared, one line each.
+    tensors_left_out: list[str] = dataclasses.field(default_factory=list)
+    #: Why parameters of an optimizer are called by their numbers, one line for each optimizer.
+    by_number: list[str] = dataclasses.field(default_factory=list)
 
     def add_weight(self, name: str, tensor: torch.Tensor, where: str) -> None:
         """Adds a weight; `where` is what an error names."""
@@ -42,6 +46,17 @@ class Stored:
         if state in states:
             raise CheckpointError(f"{where}: holds two states {state} of {name}.")
         states[state] = tensor
+
+    def take(self, other: Stored, prefix: str = "") -> None:
+        """Adds all of another one, whose names get the prefix."""
+        for name, tensor in other.weights.items():
+            self.add_weight(prefix + name, tensor, prefix)
+        for name, states in other.state.items():
+            for state, tensor in states.items():
+                self.add_state(prefix + name, state, tensor, prefix)
+        self.left_out += other.left_out
+        self.tensors_left_out += other.tensors_left_out
+        self.by_number += other.by_number
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """NAME and NAME.STATE, without the names that wrappers add.

@@ -17,16 +17,18 @@ from typing import Any
 import torch
 
 from . import _pickles
+from ._content import add_content, leave_out_settings
 from ._stored import Stored
 from .errors import CheckpointError
 
 _OPTIMIZER_FILE = re.compile(r"(?:bf16_|fp16_)?zero_pp_rank_(\d+)_mp_rank_(\d+)_optim_states\.pt")
+_WITHOUT_TENSORS = ("buffer_names", "ds_config", "ds_version", "frozen_param_shapes")
 _MODEL_FILE = re.compile(r"(?:zero_pp_rank_(\d+)_)?mp_rank_(\d+)_model_states\.pt")
 
 
 def folder_of(folder: Path) -> Path | None:
     """The folder that holds the files: `folder`, or the tag in it that the file latest names."""
-    if any(_MODEL_FILE.fullmatch(path.name) for path in folder.iterdir()):
+    if is_zero(folder):
         return folder
     latest = folder / "latest"
     if not latest.is_file():
@@ -35,6 +37,17 @@ def folder_of(folder: Path) -> Path | None:
     if not tag or Path(tag).name != tag or not (folder / tag).is_dir():
         raise CheckpointError(f"{latest}: must name a folder beside it, got {tag[:80]!r}.")
     return folder / tag
+
+
+def is_zero(folder: Path) -> bool:
+    """Whether a folder holds the files of all ranks."""
+    return any(_MODEL_FILE.fullmatch(path.name) for path in folder.iterdir())
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Those files."""
+    patterns = (_MODEL_FILE, _OPTIMIZER_FILE)
+    return [p for p in folder.iterdir() if any(pattern.fullmatch(p.name) for pattern in patterns)]
 
 
 def read(folder: Path, trust_pickle: bool) -> Stored:
@@ -52,6 +65,7 @@ def read(folder: Path, trust_pickle: bool) -> Stored:
         if field not in model:
             raise CheckpointError(f"{first}: must have the field {field}, got {sorted(model)}.")
     stored = Stored()
+    kept = {"module", "param_shapes", "optimizer", "frozen_param_fragments", *_WITHOUT_TENSORS}
     if optimizers:
         parts = [_load(path, trust_pickle)["optimizer_state_dict"] for path in optimizers]
         _require_all_ranks(folder, parts, optimizers)
@@ -62,19 +76,11 @@ def read(folder: Path, trust_pickle: bool) -> Stored:
             else _join_stages_1_and_2(model, parts, optimizers)
         )
         _add_states(stored, states, first)
-        _leave_out_settings(stored, _base(parts[0]))
-    elif model.get("optimizer"):
-        from ._convert import add_optimizer
-
-        add_optimizer(stored, model["optimizer"], model["module"], str(first))
+        leave_out_settings(stored, _base(parts[0]).get("param_groups", []))
+    else:
+        kept.discard("optimizer")
     _add_weights(stored, model, first)
-    kept = {"module", "param_shapes", "optimizer", "buffer_names", "ds_config", "ds_version"}
-    others = [
-        f"{name}={value}"
-        for name, value in model.items()
-        if name not in kept and isinstance(value, (int, float, str))
-    ]
-    stored.left_out.append(f"numbers of {first.name}: {', '.join(others)}")
+    add_content(stored, {k: v for k, v in model.items() if k not in kept}, str(first))
     return stored
 
 
@@ -263,8 +269,3 @@ def _add_weights(stored: Stored, model: dict[str, Any], path: Path) -> None:
             f"{rounded} weights as forward reads them: ZeRO 3 saves masters, which were rounded"
         )
 
-
-def _leave_out_settings(stored: Stored, base: dict[str, Any]) -> None:
-    from ._convert import leave_out_settings
-
-    leave_out_settings(stored, base.get("param_groups", []))
