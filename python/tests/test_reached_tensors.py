@@ -14,6 +14,8 @@ import pytest
 import torch
 
 from isoshard import cli
+from isoshard._convert import read
+from isoshard._folders import Reading
 from isoshard._safetensors import write_safetensors
 
 pytestmark = pytest.mark.usefixtures("judge_program")
@@ -42,6 +44,11 @@ def states(add: float = 0.0, names: bool = False, groups: int = 1) -> dict[str, 
     return content
 
 
+def one_state(add: float) -> dict[str, Any]:
+    state = {"exp_avg": torch.ones(3) + add, "step": torch.tensor(1.0)}
+    return {"state": {0: state}, "param_groups": [{"params": [0]}]}
+
+
 def compare(tmp_path: Path, *words: str) -> int:
     """The exit code for what was written as a* and b*."""
     a, b = (next(p for p in sorted(tmp_path.iterdir()) if p.stem == side) for side in "ab")
@@ -54,6 +61,7 @@ CONTENTS: dict[str, Callable[[float], Any]] = {
     "second_network": lambda d: {"model": weights(), "discriminator": weights(d)},
     "two_keys_of_a_model": lambda d: {"model": weights(), "state_dict": weights(d)},
     "a_list": lambda d: {"model": {"head": torch.ones(2), "layers": [torch.ones(3) + d]}},
+    "a_tensor_beside": lambda d: {"w": weights()["a.bias"], "optimizer": one_state(d)},
     "a_list_alone": lambda d: [torch.ones(2), torch.ones(3) + d],
     "a_tuple_in_a_list": lambda d: {"model": weights(), "x": [[], (1, torch.ones(2) + d)]},
     "three_dictionaries_deep": lambda d: {"state": {"of": {"net": weights(d)}}, "epoch": 1},
@@ -107,6 +115,20 @@ def test_numbers_on_one_side_alone_are_refused(tmp_path: Path) -> None:
 
     assert compare(tmp_path) == NOT_READ
     assert compare(tmp_path, "--weights") == EQUAL
+
+
+def test_states_have_the_names_of_the_model_s_tensors(tmp_path: Path) -> None:
+    torch.save({"w": torch.ones(3), "optimizer": one_state(0)}, tmp_path / "a.pt")
+    torch.save({"model": weights(), "optimizer": states()}, tmp_path / "b.pt")
+    torch.save(states(groups=2), tmp_path / "optimizer.pt")
+
+    def names(file: str) -> set[str]:
+        return set(read(tmp_path / file, Reading()).tensors())
+
+    assert names("a.pt") == {"w", "w.exp_avg", "w.step"}
+    ends = ("", ".exp_avg", ".exp_avg_sq", ".step")
+    assert names("b.pt") == {name + end for name in weights() for end in ends}
+    assert "optimizer.2.exp_avg" in names("optimizer.pt")
 
 
 # folders

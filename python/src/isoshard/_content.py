@@ -62,7 +62,11 @@ class _Reached:
         heads = dict.fromkeys(path[:1] for path in self.tensors)
         roots = [*sorted(heads, key=_rank_of_model), ()]
         return [
-            {".".join(p[len(root) :]): t for p, t in self.tensors.items() if p[: len(root)] == root}
+            {
+                ".".join(path[len(root) :]): tensor
+                for path, tensor in self.tensors.items()
+                if path[: len(root)] == root and len(path) > len(root)
+            }
             for root in roots
         ]
 
@@ -137,23 +141,25 @@ def _rank_of_model(path: Path) -> int:
 
 
 def _add_optimizers(stored: Stored, reached: _Reached, prefix: str) -> None:
-    models = reached.models() if reached.tensors else [dict(stored.weights)]
-    is_alone = len(reached.optimizers) == 1
+    models: list[Mapping[str, torch.Tensor]]
+    models = [*reached.models(), stored.weights]  # those of other files, too
+    if len(reached.optimizers) > 1:
+        models = []  # nothing says whose parameters each of them has
     names = {
-        path: names_of_optimizer(optimizer, models if is_alone else [], reached.where)
+        path: names_of_optimizer(optimizer, models, reached.where)
         for path, optimizer in reached.optimizers.items()
     }
     used = Counter(name for of in names.values() if isinstance(of, dict) for name in of.values())
     for path, optimizer in reached.optimizers.items():
         of = names[path]
-        at = prefix + ".".join(path)
+        at = (prefix + ".".join(path)).rstrip(".") or "optimizer"
         if isinstance(of, str):
             stored.by_number.append(of)
             of = {key: str(key) for key in optimizer["state"]}
-            add_states(stored, optimizer, of, reached.where, f"{at or 'optimizer'}.")
+            add_states(stored, optimizer, of, reached.where, f"{at}.", at)
             continue
-        is_new = all(used[name] == 1 and name not in stored.state for name in of.values())
-        add_states(stored, optimizer, of, reached.where, "" if is_new else f"{at}.", at)
+        is_alone = all(used[name] == 1 and name not in stored.state for name in of.values())
+        add_states(stored, optimizer, of, reached.where, "" if is_alone else f"{at}.", at)
 
 
 def names_of_optimizer(
@@ -176,7 +182,7 @@ def names_of_optimizer(
         names = _distinct(model)
         if len(groups) == 1 and _fits(state, numbers, names, model):
             return dict(zip(numbers, names, strict=True))
-    size = len(_distinct(models[0])) if models else 0
+    size = max(len(_distinct(model)) for model in models) if models else 0
     return (
         f"{where}: the optimizer numbers its {len(numbers)} parameters in {len(groups)} "
         f"groups, and nothing says which of the {size} tensors of the model each is. "

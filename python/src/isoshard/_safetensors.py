@@ -132,11 +132,8 @@ def open_safetensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str
                 f"{path}: its header must be that of a safetensors file, got "
                 f"{type(error).__name__}: {error}."
             ) from None
-    data, end = torch.empty(0, dtype=torch.uint8), 0
-    if size > 8 + length:
-        whole = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)
-        data = whole[8 + length :]
-    tensors = {}
+    data = torch.from_file(str(path), shared=False, size=size, dtype=torch.uint8)[8 + length :]
+    tensors, end = {}, 0
     for name, (dtype, shape, begin, stop) in sorted(places.items(), key=lambda p: p[1][2:]):
         if begin != end or stop - begin != math.prod(shape) * dtype.itemsize:
             raise CheckpointError(
@@ -145,11 +142,9 @@ def open_safetensors(path: Path) -> tuple[dict[str, torch.Tensor], dict[str, str
             )
         end = stop
         part = data[begin:stop]
-        is_aligned = part.data_ptr() % dtype.itemsize == 0
-        part = part if is_aligned and part.storage_offset() % dtype.itemsize == 0 else part.clone()
-        tensors[name] = part.view(dtype).reshape(shape) if stop > begin else part.new_empty(
-            shape, dtype=dtype
-        )
+        if part.storage_offset() % dtype.itemsize != 0:
+            part = part.clone()
+        tensors[name] = part.view(dtype).reshape(shape)
     if end != data.numel():
         raise CheckpointError(
             f"{path}: its tensors must fill {data.numel()} bytes of data, got {end}."
