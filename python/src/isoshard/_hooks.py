@@ -28,7 +28,12 @@ from ._mesh import DATA_AXES
 from ._names import compiled_root, named_modules, named_parameters, own_class, unwrapped
 from ._options import Layout
 from ._recorder import FlatPart, Recorder, sum_of_losses
-from ._settings import hyperparameters, largest_learning_rate, masks_small_gradients, training_settings
+from ._settings import (
+    hyperparameters,
+    largest_learning_rate,
+    masks_small_gradients,
+    training_settings,
+)
 from ._shared_state import (
     is_shared_out,
     kinds_of,

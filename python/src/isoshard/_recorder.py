@@ -174,7 +174,8 @@ class Recorder:
 
     def number(self, name: str, value: torch.Tensor) -> None:
         """Records numbers of a parameter's optimizer as they are: no transform is for them."""
-        if not self.filter.drops("optimizer", name, self.step, ("optimizer", name) not in self._calls):
+        is_first = ("optimizer", name) not in self._calls
+        if not self.filter.drops("optimizer", name, self.step, is_first):
             self._add("optimizer", name, value, "replicate", 1.0, None, None, False)
 
     def learning_rate(self, rate: float | None) -> None:

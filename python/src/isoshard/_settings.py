@@ -100,7 +100,16 @@ def optimizer_settings(*optimizers: torch.optim.Optimizer) -> dict[str, Any]:
 
 #: The numbers of a group of parameters that are recorded for each of its parameters, in the order
 #: of src/core/observe/hyperparameters.h.
-_OF_A_GROUP = ("lr", "weight_decay", "eps", "betas", "momentum", "dampening", "nesterov", "maximize")
+_OF_A_GROUP = (
+    "lr",
+    "weight_decay",
+    "eps",
+    "betas",
+    "momentum",
+    "dampening",
+    "nesterov",
+    "maximize",
+)
 
 
 def hyperparameters(group: Mapping[str, Any]) -> torch.Tensor:
