@@ -91,6 +91,8 @@ class Holders {
         // each is one rank's own, and held to that rank's other records
         if (role_of(record.key) == NameRole::kCollectives || is_own_repetition(record.key))
           continue;
+        // numbers of the ranks that step a parameter, and no part of a tensor
+        if (role_of(record.key) == NameRole::kHyperparameters) continue;
         const std::int64_t held = held_elements(record);
         elements_[record.key][rank.rank] = held;
         held_[group_of(record.key)][rank.rank] += held;
