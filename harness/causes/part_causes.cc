@@ -274,16 +274,6 @@ NamedValues alternatives(double expected, double actual) {
   return values;
 }
 
-/// The place of an element of a box in the whole tensor.
-Shape index_of(const Box& box, std::int64_t element) {
-  Shape index = box.global_offset;
-  for (std::size_t d = index.size(); d-- > 0;) {
-    index[d] += element % box.size[d];
-    element /= box.size[d];
-  }
-  return index;
-}
-
 /// Whether the parts of ranks are changed at the same place in each: one place can be named.
 bool is_one_place(const std::vector<Extent>& where) {
   return std::ranges::all_of(where, [&](const Extent& extent) { return extent == where.front(); });

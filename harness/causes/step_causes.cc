@@ -11,10 +11,10 @@
 #include <utility>
 #include <vector>
 
+#include "core/observe/hyperparameters.h"
 #include "harness/causes/class_causes.h"
 #include "harness/causes/run_causes.h"
 #include "harness/ids/phrase.h"
-#include "core/observe/hyperparameters.h"
 #include "harness/verdict/neighbours.h"
 
 namespace isoshard::detail {

@@ -198,6 +198,15 @@ void Evidence::collect_views() {
   for (const Held& h : held) add_views(h.rank->rank, own_boxes(*h.rank, *h.record));
 }
 
+Shape index_of(const Box& box, std::int64_t element) {
+  Shape index = box.global_offset;
+  for (std::size_t d = index.size(); d-- > 0;) {
+    index[d] += element % box.size[d];
+    element /= box.size[d];
+  }
+  return index;
+}
+
 std::vector<std::pair<Box, Values>> kept_boxes(const RankTrace& rank, const Record& record,
                                                const Shape& global_shape) {
   if (!record.kept || rank.arena == nullptr || is_partial(record.layout)) return {};
@@ -314,10 +323,11 @@ bool Evidence::explains_each(const Values& candidate, const View& view) const {
                right = view.expected.contiguous();
   const double typical =
       norm_of(seen) / std::sqrt(static_cast<double>(std::max<std::int64_t>(seen.numel(), 1)));
+  const double near = 4 * noise();
   for (std::size_t i = 0; i < seen.flat().size(); ++i) {
     const double value = seen.flat()[i];
-    const double allowed = 0.25 * std::fabs(value - right.flat()[i]) +
-                           4 * noise() * std::max(std::fabs(value), typical);
+    const double allowed =
+        0.25 * std::fabs(value - right.flat()[i]) + near * std::max(std::fabs(value), typical);
     if (!(std::fabs(made.flat()[i] - value) <= allowed)) return false;
   }
   return true;

@@ -30,6 +30,9 @@ struct View {
                                                              const Record& record,
                                                              const Shape& global_shape);
 
+/// The place of an element of a box, counted in row-major order, in the whole tensor.
+[[nodiscard]] Shape index_of(const Box& box, std::int64_t element);
+
 /// One divergent tensor and the two runs. Refers to what it is made of.
 class Evidence {
  public:

@@ -79,15 +79,6 @@ WrongElements wrong_elements(const ReplayedStep& step, const AdamRule& rule, dou
   return wrong;
 }
 
-Shape place_in_whole(const Box& box, std::int64_t element) {
-  Shape index = box.global_offset;
-  for (std::size_t d = index.size(); d-- > 0;) {
-    index[d] += element % box.size[d];
-    element /= box.size[d];
-  }
-  return index;
-}
-
 class Replay {
  public:
   explicit Replay(const JudgedRun& run) : run_(run) {}
@@ -199,7 +190,7 @@ class Replay {
                            {{"wrong", wrong.count},
                             {"elements", own.after.numel()},
                             {"rank", h.rank->rank},
-                            {"index", place_in_whole(box, wrong.first)},
+                            {"index", index_of(box, wrong.first)},
                             {"actual", own.after.flat()[static_cast<std::size_t>(wrong.first)]},
                             {"expected", wrong.expected}});
         }
