@@ -379,3 +379,35 @@ def test_buffers_that_deepspeed_leaves_are_removed_and_no_others(tmp_path: Path)
     _fork.sweep(29511, tmp_path)
 
     assert sorted(p.name for p in tmp_path.iterdir()) == sorted(others)
+
+
+def test_a_reference_of_several_ranks_is_refused_before_any_run(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    words = ["judge", "--reference-command", "torchrun --nproc-per-node 2 t.py --lr 1"]
+    assert main([*words, "--", "torchrun", "--nproc-per-node", "2", "t.py"]) == 2
+    assert "--reference-command 'python t.py --lr 1'" in capfd.readouterr().err
+
+
+def test_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:
+    for side, run in (("a", "x"), ("b", "x"), ("c", "y")):
+        bundle(tmp_path / side, run)
+
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "b")]) == 2
+    assert main(["compare", str(tmp_path / "a"), str(tmp_path / "c")]) != 2
+
+
+@pytest.mark.parametrize(("asked", "at", "said"), [(2, [], "1 of 2"), (2, [0, 1, 3], "2 of 3")])
+def test_fewer_steps_than_asked_for_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], asked: int, at: list[int], said: str
+) -> None:
+    driver = object.__new__(Driver)
+    driver.options = JudgeOptions(["x"], steps=asked, at_steps=at)
+    made = [0, 1] if at else [0]
+    (tmp_path / "manifest.json").write_text(json.dumps({"run": "x", "steps": made}))
+    driver._tell_missing_steps(tmp_path)
+    assert said in capsys.readouterr().out
+
+    driver.options = JudgeOptions(["x"], steps=len(made))
+    driver._tell_missing_steps(tmp_path)
+    assert not capsys.readouterr().out

@@ -12,6 +12,7 @@ import json
 import os
 import runpy
 import sys
+import threading
 import traceback
 import weakref
 from collections.abc import Callable
@@ -24,6 +25,7 @@ import torch
 from . import _calls
 from ._checks import (
     compiled_names,
+    joined_later,
     not_trained,
     outside_parameters,
     replaced_parameters,
@@ -135,6 +137,7 @@ class AutoRecorder:
         self._not_held: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._inside: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # they and their parts
         self.is_done = self.has_error = False
+        self._sealing: threading.Thread | None = None
         self.on_end: Callable[[], None] = lambda: None
 
     def install(self) -> None:
@@ -249,11 +252,15 @@ class AutoRecorder:
             self._own.add(id(module))
             self._seen.append(module)  # so that no other one gets its id
             return
+        own = {id(p): n for n, p in named_parameters(self.hooks.model)}
+        joined = [own[id(p)] for _, p in named_parameters(module) if id(p) in own.keys() - inside]
         error = RecordError(
             f"One module must hold what is trained, got a call of {type(module).__name__} with "
             f"the parameter {names[0]} beside {type(self.hooks.model).__name__}. Put both into one "
             "module that the script calls, or record that one with isoshard.record."
         )
+        if joined:
+            error = joined_later(joined, self.recorder.step if self.recorder is not None else 0)
         self.report(error)
         raise error
 
@@ -351,17 +358,31 @@ class AutoRecorder:
             self.hooks = hooks(self.recorder, module, optimizers, **kwargs)
 
     def _on_last_step(self) -> None:
+        if self.is_done:  # the script has come to its end
+            return
         self.is_done = True
         self._set(torch.nn.Module, "__call__", self._call)
         self.leave_notes()
+        self._sealing = threading.Thread(target=self._seal, daemon=True)
+        self._sealing.start()
+
+    def _seal(self) -> None:
+        """The script goes on meanwhile: other ranks may need this one to end their last step."""
+        assert self.recorder is not None
+        try:
+            self.recorder.finish()
+        except IsoshardError as error:
+            self.report(error)
         if self.config.stop:
             self.on_end()
             sys.stdout.flush()
             sys.stderr.flush()
-            os._exit(0)
+            os._exit(1 if self.has_error else 0)
 
     def finish(self) -> None:
         """At the end of the script: writes what there is, or says what was missing."""
+        if self._sealing is not None:
+            self._sealing.join()
         if self.is_done or self.has_error:
             return
         self.is_done = True
@@ -374,8 +395,8 @@ class AutoRecorder:
                 "arguments so that it trains, or record with isoshard.record in the script."
             )
             return
-        self.hooks.detach()
         try:
+            self.hooks.finish()
             if not self.recorder.steps:
                 raise RecordError(
                     f"Rank {rank} must make at least one optimizer step, got none before the "
@@ -456,7 +477,7 @@ def _report_uncaught(recorder: AutoRecorder) -> None:
     def hook(kind: type[BaseException], error: BaseException, trace: Any) -> None:
         original(kind, error, trace)
         recorder.leave_notes()
-        if not recorder.has_error:
+        if not recorder.has_error and not (recorder.is_done and recorder.config.stop):
             rank, _ = world()
             recorder.report(
                 f"The script must run without an error, got {kind.__name__} on rank {rank}: {error}"

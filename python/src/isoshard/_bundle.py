@@ -152,6 +152,18 @@ def write_rank(
     stem.with_suffix(".done").write_text(run + "\n")
 
 
+def wait_for_folder(directory: Path, run: str, limit: float) -> None:
+    """Waits until rank 0 has prepared the folder for this run."""
+    end = time.monotonic() + limit
+    while not (directory / (_CLAIM + run)).exists():
+        if time.monotonic() > end:
+            raise RecordError(
+                f"Rank 0 must record the same steps, but after {limit:.0f} s it had not begun to "
+                f"write {directory}. Does every rank train, and do all nodes see the folder?"
+            )
+        time.sleep(0.01)
+
+
 def wait_for_ranks(
     directory: Path, run: str, steps: Sequence[int], world: int, limit: float
 ) -> None:

@@ -69,6 +69,16 @@ def not_trained(model: torch.nn.Module, number: int) -> NotTrained:
     )
 
 
+def joined_later(names: Sequence[str], step: int) -> RecordError:
+    """The refusal of parameters that an optimizer got after the recording had begun."""
+    return RecordError(
+        f"All that is trained must be in the model and in its optimizers when the model is first "
+        f"called, got {len(names)} parameters that joined before step {step}: "
+        f"{', '.join(names[:4])}. Build them before the first step, or record the part of the "
+        "training that comes after with isoshard.record."
+    )
+
+
 def persistent_buffers(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
     """Name and value of each buffer that checkpoints hold, and whose dtype can be recorded."""
     seen: set[str] = set()

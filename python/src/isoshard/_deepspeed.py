@@ -71,6 +71,8 @@ def _part_of(parameter: Any) -> FlatPart:
 class EngineHooks(Hooks):
     """As Hooks, with the engine's step in place of an optimizer's."""
 
+    _forgets = False
+
     def __init__(
         self,
         recorder: Recorder,
@@ -97,6 +99,7 @@ class EngineHooks(Hooks):
 
         def step(*args: Any, **kwargs: Any) -> Any:
             is_last = self.engine.is_gradient_accumulation_boundary()
+            self._guarded(self._close)()
             if is_last and self.recorder.active:
                 self._guarded(self._record_gradients)()
                 rate = largest_learning_rate(self.engine.basic_optimizer)
@@ -157,7 +160,7 @@ class EngineHooks(Hooks):
         if norm is not None:
             self.recorder.scalar("grad_norm", float(norm))
         self._record_engine_state()
-        self.end_step()
+        self._end_update()
 
     def _record_engine_state(self) -> None:
         from deepspeed.utils import safe_get_full_fp32_param, safe_get_full_optimizer_state

@@ -228,18 +228,18 @@ def _main_of(sets: Sequence[_FileSet]) -> _FileSet | None:
 
 def _names_in(index: Path) -> dict[str, set[str]]:
     """The tensors that an index lists for each file."""
+    files: dict[str, set[str]] = {}
     try:
-        content = json.loads(index.read_text())
-        files: dict[str, set[str]] = {}
-        for name, file in content["weight_map"].items():
-            if not isinstance(file, str) or Path(file).name != file or file in ("", ".", ".."):
-                raise CheckpointError(f"{index}: files must lie beside it, got {file!r}.")
-            files.setdefault(file, set()).add(name)
+        pairs = list(json.loads(index.read_text())["weight_map"].items())
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise CheckpointError(
             f"{index}: must be a JSON object with a weight_map from tensor to file. Copy it anew, "
             "or name the files to compare."
         ) from None
+    for name, file in pairs:
+        if not isinstance(file, str) or Path(file).name != file or file in ("", ".", ".."):
+            raise CheckpointError(f"{index}: files must lie beside it, got {file!r}.")
+        files.setdefault(file, set()).add(name)
     if not files:
         raise CheckpointError(f"{index}: weight_map must name at least one tensor, got none.")
     for file, listed in sorted(files.items()):

@@ -285,7 +285,7 @@ def _be_rank(launch: Launch, config: AutoConfig, log: Path, rank: int) -> int:
     if launch.adds_local_rank:
         arguments.insert(0, f"--local_rank={rank}")
     code = run_script(launch.script, arguments, launch.is_module)
-    if code == 0:
+    if code == 0 or recorder.is_done:
         recorder.finish()
         recorder.on_end()
     else:

@@ -10,11 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from ._calls import BACKWARD, FORWARD, UPDATE, not_journaled
 from ._checks import (
     compiled_names,
     is_compiled,
+    joined_later,
     not_trained,
     outside_parameters,
     persistent_buffers,
@@ -55,6 +57,9 @@ _MOST_IDLE_STEPS = 8
 class Hooks:
     """Attaches a recorder to a model and its optimizers; `detach` takes all hooks off again."""
 
+    #: Whether gradients that are cleared are in the parameters' `grad`.
+    _forgets = True
+
     def __init__(
         self,
         recorder: Recorder,
@@ -76,7 +81,7 @@ class Hooks:
         self._micro = -1
         self._calls: dict[tuple[str, str], int] = {}  # of this forward pass
         self._recorded: set[str] = set()  # names of this step's gradients
-        self._has_losses = self._is_paused = self._is_in_backward = False
+        self._has_losses = self._is_paused = self._is_in_backward = self._has_ended = False
         # What activation gradients are multiplied with before all else: ranks of cp have their
         # part of each sample's mean.
         is_mean = recorder.options.loss_reduction == "avg"
@@ -84,11 +89,14 @@ class Hooks:
         self._is_backward_split = False  # whether parts of backward run twice, with equal values
         self._random_state: list[torch.Tensor] | None = None
         self._stepped: set[int] = set()
+        self._is_cleared = False  # whether gradients were cleared since backward
+        self._unused: set[int] = set()  # micro-batches that backward has not come to
+        self._is_open = False  # whether a step was made whose parameters may still change
         self._names = {id(p): n for n, p in named_parameters(self.model)}
         self.outside = outside_parameters(self.model, self.optimizers)
         self._check_optimizers()
         self._names.update({id(p): name for name, p in self.outside.items()})
-        self._attach()
+        self._attach(model)
         recorder.training.update(training_settings(self.model, kinds_of(self.optimizers)))
         self._set_judging()
         for name, buffer in persistent_buffers(self.model):
@@ -113,7 +121,11 @@ class Hooks:
                     "optimizer)."
                 )
 
-    def _attach(self) -> None:
+    def _attach(self, called: torch.nn.Module) -> None:
+        """`called` is the model with its wrappers, which may gather parameters for their call."""
+        for module in {id(m): m for m in (called, self.model)}.values():
+            before = self._guarded(self._before_any_pass)
+            self._keep(module.register_forward_pre_hook(before, prepend=True))
         self._attach_root()
         if self.recorder.options.activations:
             compiled = compiled_names(self.model) if self.compiled_root is None else [""]
@@ -123,6 +135,8 @@ class Hooks:
             self._keep(optimizer.register_step_post_hook(self._guarded(self._after_step)))
         self._patch_clipping()
         self._patch_backward()
+        self._patch_end_of_groups()
+        self._patch_clearing()
 
     def _attach_root(self) -> None:
         """Hooks on the module that is called with a batch."""
@@ -211,6 +225,12 @@ class Hooks:
         if self.recorder.mesh.data_degree == 1:
             self.recorder.not_recorded["scalar/loss_per_dp_rank"] = "one process has one loss"
 
+    def finish(self) -> None:
+        """Ends a step that is open, and takes all hooks off."""
+        if self._active:
+            self._guarded(self._close)()
+        self.detach()
+
     def detach(self) -> None:
         """Takes all hooks off."""
         self.recorder.journal.stop()
@@ -219,17 +239,31 @@ class Hooks:
 
     # -- forward and backward ----------------------------------------------------------------
 
+    @property
+    def _active(self) -> bool:
+        return self.recorder.active and not self._has_ended
+
     def _recording(self) -> bool:
         return (
-            self.recorder.active
+            self._active
             and not self._is_paused
             and torch.is_grad_enabled()
             and torch._C._current_graph_task_id() == -1  # else recomputed for backward
         )
 
-    def _on_batch(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        if not self._recording():
+    def _before_any_pass(self, module: torch.nn.Module, args: Any) -> None:
+        """A forward pass reads what the script has made of the parameters after a step."""
+        if self._recording():
+            self._close()
+
+    def _on_batch(
+        self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any] | None = None
+    ) -> None:
+        """Without kwargs, as torch calls a hook that was taken off in this very call."""
+        if kwargs is None or not self._recording():
             return
+        self._close()
+        self._forget_if_cleared()
         self._micro += 1
         self._calls = {}
         self.recorder.journal.phase = FORWARD
@@ -237,13 +271,17 @@ class Hooks:
         named += sorted(kwargs.items(), key=lambda item: item[0] not in ("input_ids", "labels"))
         for whole, argument in named:
             for name, value in tensors_of(whole, argument):
-                if value.ndim > 0:
+                if value.grad_fn is not None:
+                    self._tap(name, value)  # something in front of the model is trained, too
+                elif value.ndim > 0:
                     own = as_input(value)
                     self.recorder.put("data_id", name, own, micro=self._micro, call=0)
         self._random_state = random_state()
 
     def _after_batch(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         """Random numbers of a forward pass are drawn differently by every layout."""
+        if self._recording():
+            self._expect_backward(output)
         before, self._random_state = self._random_state, None
         if before is None or not self._recording() or self.recorder.options.allow_draws:
             return
@@ -257,6 +295,16 @@ class Hooks:
                 "others. Set them to 0 in the script, try --no-dropout (no_dropout=True), or if "
                 "they change no value, allow_draws = True in --options FILE.py (allow_draws=True)."
             )
+
+    def _expect_backward(self, output: Any) -> None:
+        """A pass whose output never gets a gradient, such as a test, is no micro-batch."""
+        micro, unused = self._micro, self._unused
+        parts = [t for _, t in tensors_of("", output) if t.requires_grad]
+        if parts:
+            unused.add(micro)
+        for part in parts:
+            hooked: Any = part
+            hooked.register_hook(lambda gradient: unused.discard(micro))
 
     def _output_hook(self, name: str) -> Callable[[torch.nn.Module, Any, Any], None]:
         def hook(module: torch.nn.Module, args: Any, output: Any) -> None:
@@ -302,6 +350,9 @@ class Hooks:
             is_inner, self._is_in_backward = self._is_in_backward, True
             is_outer = self._recording() and not is_inner
             if is_outer:
+                self._guarded(self._close)()
+            is_outer = is_outer and self._recording()
+            if is_outer:
                 self.recorder.journal.phase = BACKWARD
                 roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
                 if len(roots) == 1 and roots[0].numel() == 1:
@@ -341,7 +392,8 @@ class Hooks:
             self._undo.append(lambda: setattr(torch.nn.utils, "clip_grads_with_norm_", original))
 
     def _before_clipping(self, names: set[str], max_norm: float, total_norm: Any) -> None:
-        if not self.recorder.active:
+        self._close()
+        if not self._active:
             return
         self._record_gradients(names)
         if self._has_norm():
@@ -357,8 +409,10 @@ class Hooks:
     def _before_step(
         self, optimizer: torch.optim.Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if not self.recorder.active:
+        self._close()
+        if not self._active:
             return None
+        self._refuse_unknown(optimizer)
         self._record_rate()
         self._record_hyperparameters(optimizer)
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -378,16 +432,30 @@ class Hooks:
 
     def after_closure(self, optimizer: torch.optim.Optimizer) -> None:
         """The gradients of a step's first closure call count; later calls are not recorded."""
-        if self.recorder.active and not self._is_paused:
+        if self._active and not self._is_paused:
             self._guarded(self._record_gradients_of)(optimizer)
             self._is_paused = True
 
     def begin_in_closure(self, optimizer: torch.optim.Optimizer) -> None:
         """For a recording that begins in a step, with the model's first call in its closure."""
-        if self.recorder.active and optimizer in self.optimizers:
+        if self._active and optimizer in self.optimizers:
             self._guarded(self._record_rate)()
             self._guarded(self._record_hyperparameters)(optimizer)
             self.after_closure(optimizer)
+
+    def _refuse_unknown(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raises if a parameter has joined since the recording began: nothing says its name."""
+        joined = [
+            f"{list(parameter.shape)} of group {number}"
+            for number, group in enumerate(optimizer.param_groups)
+            for parameter in group["params"]
+            if id(parameter) not in self._names
+        ]
+        if joined:
+            own = {id(p): n for n, p in named_parameters(self.model)}
+            held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+            names = [n for i, n in own.items() if i in held and i not in self._names] or joined
+            raise joined_later(names, self.recorder.step)
 
     def _record_rate(self) -> None:
         if not self._stepped:
@@ -419,38 +487,91 @@ class Hooks:
                 raise not_trained(self.model, number)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if not self.recorder.active:
+        if not self._active:
             return
         self._is_paused = False
         self._stepped.add(id(optimizer))
         is_last = len(self._stepped) >= len(self.optimizers)
         self._record_state(optimizer, is_final=is_last)
         if is_last:
-            self.end_step()
+            self._end_update()
 
-    @not_journaled
-    def end_step(self) -> None:
-        """Records the parameters after a step, and writes the step's files."""
+    def _end_update(self) -> None:
+        """All optimizers have made their step. It stays open, for what the script does after it."""
         if not self._recorded:
             raise RecordError(
                 f"An optimizer step must have gradients, got none in step {self.recorder.step}. "
                 "Let the script call backward before it, and not zero_grad in between."
             )
-        self._record_parameters(is_final=True)
+        if len(self._unused) <= self._micro:
+            self.recorder.forget_micro_batches(self._unused)
         self._record_buffers()
-        self.recorder.end_step()
+        self.recorder.end_update()
+        self._begin_anew()
+        self._is_open = True
+
+    def _begin_anew(self) -> None:
+        """What comes now belongs to another step, or to another attempt at the same one."""
         self._stepped, self._recorded, self._losses = set(), set(), []
-        self._has_losses = False
+        self._has_losses = self._is_cleared = False
+        self._unused = set()
         self._micro = -1
-        if self.max_steps is None:
+
+    @not_journaled
+    def _close(self) -> None:
+        """Records the parameters as the next forward pass reads them; writes the step's files."""
+        if not self._is_open or not self._active:
             return
+        self._is_open = False
+        self._record_parameters(is_final=True)
+        self.recorder.end_step()
         # A step whose rate is 0 shows nothing, as the first one of a warm-up: another one is made
         # up for it.
-        if self.recorder.step >= self.max_steps + min(self.recorder.idle_steps, _MOST_IDLE_STEPS):
+        idle = min(self.recorder.idle_steps, _MOST_IDLE_STEPS)
+        if self.max_steps is not None and self.recorder.step >= self.max_steps + idle:
+            self._has_ended = True
             self.detach()
-            self.recorder.finish()
             if self.on_last_step is not None:
                 self.on_last_step()
+
+    def _patch_end_of_groups(self) -> None:
+        """Where places are found by asking other ranks, groups must still be there."""
+        if not dist.is_available():
+            return
+        original = dist.destroy_process_group
+
+        def destroy(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("group", args[0] if args else None) in (None, dist.group.WORLD):
+                self._guarded(self._close)()
+            return original(*args, **kwargs)
+
+        dist.destroy_process_group = destroy
+        self._undo.append(lambda: setattr(dist, "destroy_process_group", original))
+
+    def _patch_clearing(self) -> None:
+        """Notes that gradients are cleared, which a step has not read if one is under way."""
+        for owner in (torch.optim.Optimizer, torch.nn.Module):
+            original: Any = owner.zero_grad
+
+            def clear(own: Any, *args: Any, _original: Any = original, **kwargs: Any) -> Any:
+                self._is_cleared |= bool(self._losses) and self._active
+                return _original(own, *args, **kwargs)
+
+            owner.zero_grad = clear  # type: ignore[method-assign,assignment]
+            self._undo.append(lambda o=owner, z=original: setattr(o, "zero_grad", z))
+
+    def _forget_if_cleared(self) -> None:
+        """Forgets passes whose gradients no step has read, as those that a loss scaler leaves out.
+
+        A pass to warm up is one of them, too.
+        """
+        if not self._forgets or not self._is_cleared or self._stepped:
+            return
+        self._is_cleared = False
+        gradients = (local_of(p.grad) for _, p in self._parameters() if p.grad is not None)
+        if not any(bool(gradient.any()) for gradient in gradients):
+            self.recorder.forget_attempt()
+            self._begin_anew()
 
     @not_journaled
     def _record_gradients(self, names: set[str] | None = None) -> None:

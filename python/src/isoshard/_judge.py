@@ -113,10 +113,28 @@ def _check(options: JudgeOptions) -> None:
         raise UsageError(f"--jobs must be 0 (as many as fit) or more, got {options.jobs}.")
     if options.mesh is not None:
         parse_mesh(options.mesh)
-    if options.reference_command is not None and not _words_of(options.reference_command):
-        raise UsageError("--reference-command must be a command, got none.")
+    if options.reference_command is not None:
+        _check_reference_command(options.reference_command)
     if options.options_file is not None:
         _check_options_file(options.options_file)
+
+
+def _check_reference_command(command: str) -> None:
+    words = _words_of(command)
+    if not words:
+        raise UsageError("--reference-command must be a command, got none.")
+    size = _launch.asked_world_size(words)
+    if size is not None and size > 1:
+        raise UsageError(
+            f"--reference-command must start one process, got {size}: whole tensors say where the "
+            "ranks' parts lie, and a reference with the bug of the judged run would hide it. "
+            f"Leave the launcher out, such as: --reference-command {_example_of(words)}"
+        )
+
+
+def _example_of(words: list[str]) -> str:
+    script, arguments = _launch.script_of(words)
+    return shlex.quote(shlex.join(["python", *script, *arguments]))
 
 
 def _check_report(path: Path) -> None:
@@ -514,9 +532,23 @@ class Driver:
             if options.made_by:
                 arguments += ["--made-by", json.dumps(options.made_by)]
             code, _ = _verdict.compare(arguments, reference, run, findings=findings)
+            self._tell_missing_steps(run)
         if options.verbose:
             self._say(str(self.seconds))
         return code
+
+    def _tell_missing_steps(self, run: Path) -> None:
+        """What was not judged is no part of the verdict."""
+        from ._bundle import read_manifest
+
+        asked = self.options.at_steps or range(self.options.steps)
+        missing = sorted(set(asked) - set(read_manifest(run)["steps"]))
+        if missing:
+            print(
+                f"Judged were {len(asked) - len(missing)} of {len(asked)} steps: the script has "
+                f"no step {', '.join(map(str, missing[:4]))}. Let it train for longer, or ask for "
+                "fewer with --steps."
+            )
 
     def _say(self, text: str) -> None:
         if not self.options.quiet:

@@ -152,6 +152,7 @@ def record(
         hooks = Hooks(recorder, model, _list_of(optimizer), max_steps=steps)
     try:
         yield recorder
+        hooks.finish()
     finally:
         hooks.detach()
     recorder.finish()

@@ -155,6 +155,8 @@ def _same_on_all_ranks(settings: dict[str, Any]) -> dict[str, Any]:
 class MegatronHooks(Hooks):
     """As Hooks, with a Megatron-Core optimizer's step in place of a torch optimizer's."""
 
+    _forgets = False
+
     def __init__(
         self,
         recorder: Recorder,
@@ -207,6 +209,7 @@ class MegatronHooks(Hooks):
 
     def _prepared(self, original: Callable[..., Any]) -> Any:
         """Gradients are reduced, and not clipped yet."""
+        self._guarded(self._close)()
         result = original()
         if self.recorder.active:
             self._guarded(self._record_gradients)()
@@ -226,7 +229,7 @@ class MegatronHooks(Hooks):
             for parameter, key, value in self._states_of(part):
                 name = self._rename(self._names[id(parameter)])
                 self.recorder.put("optimizer", f"{name}.{key}", value)
-        self.end_step()
+        self._end_update()
 
     # -- what an optimizer holds -------------------------------------------------------------
 

@@ -96,6 +96,8 @@ class Stages(torch.nn.Module):
 class PipelineHooks(Hooks):
     """As Hooks, for the stages of a schedule."""
 
+    _forgets = False
+
     def __init__(
         self,
         recorder: Recorder,
@@ -130,6 +132,7 @@ class PipelineHooks(Hooks):
             after = self._guarded(self._after_batch)
             self._keep(stage.submod.register_forward_pre_hook(before, with_kwargs=True))
             self._keep(stage.submod.register_forward_hook(after))
+        self._wrap_schedule()
         original = self.schedule._loss_fn
         if original is None:
             raise RecordError(
@@ -146,13 +149,27 @@ class PipelineHooks(Hooks):
         self.schedule._loss_fn = loss_fn
         self._undo.append(lambda: setattr(self.schedule, "_loss_fn", original))
 
+    def _wrap_schedule(self) -> None:
+        """Other ranks may need this one's activations to come to their next forward pass."""
+        original = self.schedule.step
+
+        def step(*args: Any, **kwargs: Any) -> Any:
+            self._guarded(self._close)()
+            return original(*args, **kwargs)
+
+        self.schedule.step = step
+        self._undo.append(lambda: setattr(self.schedule, "step", original))
+
     def _before_stage(self, stage: Any) -> Callable[[torch.nn.Module, Any, Any], None]:
         """Counts the micro-batches of each stage; inputs of later stages are activations."""
         index = int(stage.stage_index)
 
-        def before(module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-            if not self._recording():
+        def before(
+            module: torch.nn.Module, args: Any, kwargs: dict[str, Any] | None = None
+        ) -> None:
+            if kwargs is None or not self._recording():
                 return
+            self._close()
             self._micro = self._micro_of.get(index, -1)
             self._micro_of[index] = self._micro + 1
             is_first = bool(stage.is_first)
@@ -163,10 +180,13 @@ class PipelineHooks(Hooks):
     def _patch_backward(self) -> None:
         """Losses are seen where the schedule computes them."""
 
-    def end_step(self) -> None:
-        """As Hooks.end_step; counts micro-batches anew."""
+    def _expect_backward(self, output: Any) -> None:
+        """Each micro-batch of a schedule has its backward pass."""
+
+    def _begin_anew(self) -> None:
+        """Counts the micro-batches of each stage anew, too."""
         self._micro_of = {}
-        super().end_step()
+        super()._begin_anew()
 
 
 def _coordinate(recorder: Recorder, stage: Any) -> int | None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -115,6 +115,8 @@ class Recorder:
         self._axes_of: dict[Any, list[list[str]]] = {}  # by DeviceMesh
         self._entries: list[Entry] = []
         self._arena = Arena()
+        self._is_prepared = False
+        self._journal: dict[str, Any] | None = None  # of the current step, once it has been made
         self.run = self._agree_on_run()
         self.comparison: WhatDiffers | None = None
         if compare_with is not None:
@@ -349,17 +351,14 @@ class Recorder:
         """Writes the files of the current step; what follows belongs to the next one."""
         if not self.active:
             return
-        journal = self.journal.take() if self.world_size > 1 else None
+        self.end_update()
+        journal, self._journal = self._journal, None
         if self._entries:
             self._entries = merged(self._entries)
             if self.comparison is not None:
                 self._entries = self.comparison.settle(self._entries, self.step)
-            if not self.steps:
-                self.filter.check({**self.judging, **self.options.judging})
-            if not self.steps and self.rank == 0:
-                _bundle.prepare_folder(self.directory, self.run)
-            elif not self.steps:
-                self._wait_for_folder()
+            if not self.steps and self.rank > 0:
+                _bundle.wait_for_folder(self.directory, self.run, _wait_seconds())
             _bundle.write_rank(
                 self.directory, self.run, self.rank, self.step, self._entries, journal
             )
@@ -368,9 +367,33 @@ class Recorder:
         self._entries, self._calls = [], {}
         self._arena.clear()
 
-    def _wait_for_folder(self) -> None:
-        # Rank 0 empties the folder first, so its file of the step says that it is ready.
-        _bundle.wait_for_ranks(self.directory, self.run, [self.step], 1, _wait_seconds())
+    def forget_attempt(self) -> None:
+        """Forgets what the current step has recorded but for what it begins with."""
+        self._entries = [e for e in self._entries if e.record["kind"] == "param"]
+        self._calls = {key: n for key, n in self._calls.items() if key[0] == "param"}
+        self.journal.take()
+
+    def forget_micro_batches(self, numbers: Collection[int]) -> None:
+        """Forgets what these micro-batches of the current step have recorded."""
+        self._entries = [e for e in self._entries if e.micro not in numbers]
+
+    def end_update(self) -> None:
+        """The calls of the current step have been made; parameters may be recorded later.
+
+        Rank 0 empties the folder, for which all others wait before they write.
+        """
+        if self._journal is None and self.world_size > 1:
+            self._journal = self.journal.take()
+        if self._entries:
+            self._prepare_folder()
+
+    def _prepare_folder(self) -> None:
+        if self._is_prepared:
+            return
+        self._is_prepared = True
+        self.filter.check({**self.judging, **self.options.judging})
+        if self.rank == 0:
+            _bundle.prepare_folder(self.directory, self.run)
 
     def finish(self) -> None:
         """Ends the recording: rank 0 seals the bundle when all ranks have written theirs."""

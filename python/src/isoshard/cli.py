@@ -220,6 +220,7 @@ def _compare(words: list[str]) -> int:
     if len(at) != 2:
         return _program.call(words)[0]
     bundles = [Path(words[i]) for i in at]
+    _refuse_one_run(*bundles)
     from . import _verdict
     from ._bundle import reseal_is_safe
     from ._places import resolved_copy
@@ -242,6 +243,22 @@ def _compare(words: list[str]) -> int:
         if "--made-by" not in words:
             arguments += ["--made-by", json.dumps([*_program.started_as(), *words])]
         return _verdict.compare(arguments, bundles[0], run)[0]
+
+
+def _refuse_one_run(reference: Path, run: Path) -> None:
+    """Raises if both bundles are of one run: it equals itself, whatever it computed."""
+    from ._bundle import read_manifest
+
+    try:
+        ids = [read_manifest(bundle).get("run") for bundle in (reference, run)]
+    except BundleError:
+        return  # isoshard-judge says what is wrong with the files
+    if ids[0] == ids[1] and ids[0] is not None:
+        raise UsageError(
+            f"compare must be given two runs, got the run {ids[0]} in {reference} and in {run}. "
+            "Record the judged run again; if you set ISOSHARD_RUN_ID, give each run an id of its "
+            "own."
+        )
 
 
 def _bundles_in(words: list[str]) -> list[int]:
