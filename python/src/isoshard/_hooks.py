@@ -509,6 +509,8 @@ class Hooks:
         self.recorder.end_update()
         self._begin_anew()
         self._is_open = True
+        if self.recorder.comparison is not None and self.recorder.mesh.axes.get("pp", 1) > 1:
+            self._guarded(self._close)()  # ranks meet to compare, and no later stage comes so far
 
     def _begin_anew(self) -> None:
         """What comes now belongs to another step, or to another attempt at the same one."""
