@@ -151,6 +151,7 @@ class Comparison {
         names.push_back(name);
     }
     if (names.empty()) return;
+    num_left_out_ = names.size();
     for (const std::string& name : names) actual_.tensors.erase(name);
     notes_.push_back(fmt::format("{} tensors are in the second checkpoint only, as allowed: {}",
                                  names.size(), fmt::join(names, ", ")));
@@ -299,6 +300,12 @@ class Comparison {
                                    first.diagnosis.empty() ? "" : "; " + first.diagnosis);
     }
     note_zeros(verdict);
+    const bool lacks_tensors = num_left_out_ > 0 || reference_.lacks_tensors ||
+                               actual_.lacks_tensors || !verdict.not_recorded.empty();
+    if (lacks_tensors && verdict.status == Status::kConforms) {
+      verdict.strength = Strength::kWithinTolerance;
+      verdict.reason += "; some tensors were left out (see the notes)";
+    }
     if (num_rounded_ > 0) {
       notes_.push_back(fmt::format(
           "{} tensors were rounded to the coarser dtype of the two, as --allow-different-dtypes "
@@ -331,6 +338,7 @@ class Comparison {
   std::vector<std::string> notes_;
   std::vector<Finding> findings_;
   Dtype coarsest_ = Dtype::kFloat64;
+  std::size_t num_left_out_ = 0;  ///< tensors of the second one that need not be in the first
   std::size_t num_rounded_ = 0, num_coarser_ = 0;  ///< of them, those that the judged one rounded
 };
 

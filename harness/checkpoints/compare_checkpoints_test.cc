@@ -220,6 +220,20 @@ TEST_F(CompareCheckpoints, MissingAndExtraTensorsMayBeAllowedByName) {
   EXPECT_THAT(verdict.notes, ElementsAre(HasSubstr("model.extra.weight")));
 }
 
+TEST_F(CompareCheckpoints, IsNotExactWhereTensorsAreLeftOut) {
+  save(folder_ / "b/extra.safetensors", model());
+
+  const Verdict beside = judged(nothing);
+  std::filesystem::remove(folder_ / "b/extra.safetensors");
+  const CheckpointRules rules{.not_recorded = {std::string("param/") + kQ}};
+  const Verdict allowed = judged([](Tensors& tensors) { drop(tensors, kQ); }, rules);
+
+  for (const Verdict& verdict : {beside, allowed}) {
+    EXPECT_EQ(verdict.status, Status::kConforms);
+    EXPECT_EQ(verdict.strength, Strength::kWithinTolerance);
+  }
+}
+
 TEST_F(CompareCheckpoints, AnotherShapeIsFoundThoughTheBytesAreEqual) {
   const Verdict verdict = judged([](Tensors& t) { at(t, kQ).shape = {2, 8}; });
 

@@ -27,6 +27,8 @@ constexpr std::string_view kWeights = "model.safetensors";
 constexpr std::string_view kIndex = "model.safetensors.index.json";
 /// Written by `python -m isoshard convert`: what it could not convert, one line each.
 constexpr std::string_view kLeftOutKey = "isoshard.left_out";
+/// Written beside it: which of these lines are of tensors.
+constexpr std::string_view kTensorsLeftOutKey = "isoshard.tensors_left_out";
 /// Written by torch.distributed.checkpoint into safetensors files that hold parts of tensors.
 constexpr std::string_view kPartsKey = "DCP_SHARDING_INFO";
 
@@ -62,6 +64,7 @@ void add_file(const SafetensorsFile& file, StoredCheckpoint& checkpoint) {
       begin = end + 1;
     }
   }
+  checkpoint.lacks_tensors |= file.metadata().contains(std::string(kTensorsLeftOutKey));
   for (const std::string& name : file.names()) {
     const SafetensorsInfo& info = file.info(name);
     const auto [place, is_new] = checkpoint.tensors.try_emplace(
@@ -142,6 +145,7 @@ void note_pickles(const std::vector<fs::path>& files, StoredCheckpoint& checkpoi
   for (const fs::path& file : files) {
     const std::string extension = file.extension().string();
     if (std::find(kPickled.begin(), kPickled.end(), extension) == kPickled.end()) continue;
+    checkpoint.lacks_tensors = true;
     checkpoint.left_out.push_back(fmt::format(
         "{}: not compared: a pickle is never loaded (it can run code); `{}` converts it",
         file.string(), detail::convert_command(file)));
@@ -171,10 +175,11 @@ void add_folder(const fs::path& folder, StoredCheckpoint& checkpoint) {
     read.insert(found.front().filename().string());
   }
   for (const fs::path& file : files) {
-    if (file.extension() == ".safetensors" && !read.contains(file.filename().string()))
-      checkpoint.left_out.push_back(
-          fmt::format("{}: not compared: the weights are in {}; name the file to compare it",
-                      file.string(), has_index ? kIndex : kWeights));
+    if (file.extension() != ".safetensors" || read.contains(file.filename().string())) continue;
+    checkpoint.lacks_tensors = true;
+    checkpoint.left_out.push_back(
+        fmt::format("{}: not compared: the weights are in {}; name the file to compare it",
+                    file.string(), has_index ? kIndex : kWeights));
   }
   note_pickles(files, checkpoint);
   read_config(folder, checkpoint);

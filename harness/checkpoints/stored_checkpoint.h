@@ -37,6 +37,7 @@ struct StoredCheckpoint {
   StoredTensors tensors;
   /// What lies there and is not among the tensors, one sentence each.
   std::vector<std::string> left_out;
+  bool lacks_tensors = false;  ///< whether tensors are among what is left out
   /// Whether config.json beside the weights says that input and output embeddings are one tensor.
   bool is_tied = false;
   /// What it says: "tie_word_embeddings is false", "no config.json".

@@ -158,12 +158,25 @@ ElementClaims MaskedSteps::of_parameter(const Record& record,
     }
   }
   if (claims.compared.empty()) return claims;
-  // Where the reference ends in no number, the comparison must see it.
+  // Where the reference ends in no number, or further away than the rule allows (its script clamps
+  // weights after the step), the comparison must see it.
+  const Record* const begin = reference_->find({0, RecordKind::kParam, parameter, 0});
   if (const Record* after = reference_->find(record.key)) {
+    const bool has_limit = begin != nullptr &&
+                           begin->layout.global_shape == record.layout.global_shape &&
+                           after->layout.global_shape == record.layout.global_shape;
+    const StepLimit limit = step_limit(*reference_, *policy_, record.key, after->dtype);
     const std::byte* bytes = reference_->bytes(*after);
+    const std::byte* from = has_limit ? reference_->bytes(*begin) : nullptr;
     for (std::int64_t i = 0; i < numel; ++i) {
       std::uint8_t& compared = claims.compared[static_cast<std::size_t>(i)];
-      if (compared == 0 && !std::isfinite(value_at(bytes, after->dtype, i))) compared = 1;
+      const double value = value_at(bytes, after->dtype, i);
+      if (compared != 0) continue;
+      if (!std::isfinite(value)) compared = 1;
+      if (!has_limit) continue;
+      const double before = value_at(from, begin->dtype, i);
+      if (std::fabs(value - before) > limit.fixed + limit.relative * std::fabs(before))
+        compared = 1;
     }
   }
   claims.untouched = untouched_rows(parameter, record);
