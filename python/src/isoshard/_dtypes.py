@@ -19,23 +19,42 @@ def is_float32(dtype: torch.dtype) -> bool:
     return str(dtype) == "torch.float32"
 
 
+def only_selects(module: torch.nn.Module) -> bool:
+    """Whether a module copies rows of a frozen table, and so rounds nothing."""
+    is_lookup = type(module) is torch.nn.Embedding and module.max_norm is None
+    return is_lookup and not module.weight.requires_grad
+
+
+def frozen_tables(model: torch.nn.Module) -> set[int]:
+    """Parameters of 16 bits that modules only select from, by id."""
+    selected: set[int] = set()
+    computed: set[int] = set()
+    for module in model.modules():
+        own = selected if only_selects(module) else computed
+        own |= {id(p) for p in module.parameters(recurse=False) if p.element_size() <= 2}
+    return selected - computed
+
+
 class Dtypes:
     """The coarsest dtype that rounds what is recorded.
 
     The judge takes the coarsest of all records, and allows for its roundings everywhere. That is
-    wrong twice. Inputs, and buffers that no step writes, are never rounded: images in bf16 or a
-    table in fp16 make nothing in an fp32 model less exact. And a model in fp64 whose loss is
-    computed in fp32, as transformers' is, has gradients that are rounded as the loss is, though no
-    recorded tensor shows it.
+    wrong twice. Inputs, frozen tables that rows are copied from, and buffers that no step writes
+    are never rounded: images in bf16 or a table in fp16 make nothing in an fp32 model less exact.
+    And a model in fp64 whose loss is computed in fp32, as transformers' is, has gradients that are
+    rounded as the loss is, though no recorded tensor shows it.
     """
 
     def __init__(self) -> None:
         #: Those of the losses from which backward passes began.
         self.losses: set[torch.dtype] = set()
+        #: Frozen tables, and activations that copy their rows: pairs of kind and name.
+        self.copies: set[tuple[str, str]] = set()
         self._recorded: set[torch.dtype] = set()  # floating ones, of all but numbers and inputs
         self._coarsest: torch.dtype | None = None
         self._of_inputs: torch.dtype | None = None
         self._of_buffers: torch.dtype | None = None
+        self._of_copies: torch.dtype | None = None
         self._began: dict[str, torch.Tensor] = {}
         self._has_changed = False
 
@@ -62,6 +81,8 @@ class Dtypes:
             self._recorded.add(dtype)
         if kind == "optimizer" and name.endswith(_BUFFER):
             self._of_buffers = coarser(self._of_buffers, dtype)
+        elif (kind, name) in self.copies:
+            self._of_copies = coarser(self._of_copies, dtype)
         else:
             self._coarsest = coarser(self._coarsest, dtype)
 
@@ -72,7 +93,7 @@ class Dtypes:
         if self._recorded == {torch.float64} and is_narrow:
             return {"coarsest_dtype": "fp32"}
         own = coarser(self._coarsest, self._of_buffers if self._has_changed else None)
-        whole = coarser(coarser(own, self._of_inputs), self._of_buffers)
+        whole = coarser(coarser(coarser(own, self._of_inputs), self._of_buffers), self._of_copies)
         if own is None or whole is own:
             return {}
         return {"coarsest_dtype": dtype_name(own, "the records")}

@@ -25,6 +25,7 @@ from ._checks import (
     replaced_parameters,
 )
 from ._dtensor import is_dtensor, local_of, reduced
+from ._dtypes import frozen_tables, only_selects
 from ._inputs import as_input, tensors_of
 from ._mesh import DATA_AXES
 from ._names import compiled_root, named_modules, named_parameters, own_class, unwrapped
@@ -101,6 +102,10 @@ class Hooks:
         self._set_judging()
         for name, buffer in persistent_buffers(self.model):
             recorder.dtypes.begin(name, buffer)
+        tables = frozen_tables(self.model)
+        copies = {("param", self._rename(n)) for n, p in self._parameters() if id(p) in tables}
+        lookups = {n for n, module in named_modules(self.model) if only_selects(module)}
+        recorder.dtypes.copies |= copies | {("activation", self._rename(n)) for n in lookups}
         self._record_parameters()
         recorder.place_parameters()
 
