@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 
 #include "harness/stats/tolerance.h"
 
@@ -50,9 +51,14 @@ ShiftedCopy judged_shifted_copy(const TensorComparison& c, double k, Dtype coars
     return ShiftedCopy::kRejected;
   // Each of two runs rounds an element by up to one unit roundoff: a response is up to two of them,
   // whatever the tensor.
-  const double rounded_apart = 2 * unit_roundoff(coarsest);
-  return c.rolled_error <= responses_allowed(k, coarsest) * rounded_apart ? ShiftedCopy::kFlat
-                                                                          : ShiftedCopy::kPassed;
+  const double responses = responses_allowed(k, coarsest);
+  double flat = responses * 2 * unit_roundoff(coarsest);
+  // Squares of gradients that differ in sign alone are equal but for their own noise, which is at
+  // most the largest response: two of them, each in two elements, are 2 sqrt(2) of it apart.
+  const bool is_judged = c.allowed_relative_error <= scale_ceiling(c.key, coarsest);
+  if (is_second_moment(c.key) && is_judged && size_of(coarsest) > 2)
+    flat = std::max(flat, 2 * std::sqrt(2.0) * c.allowed_relative_error / responses);
+  return c.rolled_error <= flat ? ShiftedCopy::kFlat : ShiftedCopy::kPassed;
 }
 
 std::string weakness_of_noise(const TensorComparison& c, double largest_norm, Dtype coarsest) {

@@ -99,6 +99,23 @@ TEST(Sensitivity, ATensorThatVariesByRoundingsOnlyHasNoOrderToShow) {
   }
 }
 
+TEST(Sensitivity, SquaresThatVaryByTheirNoiseHaveNoOrderToShow) {
+  const RecordKey square{0, RecordKind::kOptimizer, "w.exp_avg_sq", 0};
+  const RecordKey mean{0, RecordKind::kOptimizer, "w.exp_avg", 0};
+  const auto judged_as = [&](const RecordKey& key, Dtype coarsest, double allowed) {
+    TensorComparison c;
+    c.key = key;
+    c.rolled_error = 1e-5;
+    c.allowed_relative_error = c.allowed_scale_error = allowed;
+    return judged_shifted_copy(c, 3, coarsest);
+  };
+
+  EXPECT_EQ(judged_as(square, Dtype::kFloat32, 6e-5), ShiftedCopy::kFlat);
+  EXPECT_EQ(judged_as(mean, Dtype::kFloat32, 6e-5), ShiftedCopy::kPassed);
+  EXPECT_EQ(judged_as(square, Dtype::kFloat32, 2e-5), ShiftedCopy::kPassed) << "2.8 responses";
+  EXPECT_EQ(judged_as(square, Dtype::kFloat32, 1e-2), ShiftedCopy::kPassed) << "above the ceiling";
+}
+
 TEST(Sensitivity, OfALargeTensorIsMeasuredOnItsFirstElements) {
   const at::Tensor x = values({300'000}, 1);
   const Reference r = moving("x", x, 1e-6);

@@ -30,6 +30,7 @@ from ._inputs import as_input, tensors_of
 from ._mesh import DATA_AXES
 from ._names import compiled_root, named_modules, named_parameters, own_class, unwrapped
 from ._options import Layout
+from ._pieces import compute_in_pieces
 from ._recorder import FlatPart, Recorder, sum_of_losses
 from ._settings import (
     hyperparameters,
@@ -98,6 +99,8 @@ class Hooks:
         self._check_optimizers()
         self._names.update({id(p): name for name, p in self.outside.items()})
         self._attach(model)
+        if recorder.is_response:
+            self._undo.append(compute_in_pieces())
         recorder.training.update(training_settings(self.model, kinds_of(self.optimizers)))
         self._set_judging()
         for name, buffer in persistent_buffers(self.model):

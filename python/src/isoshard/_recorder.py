@@ -96,6 +96,8 @@ class Recorder:
         """`compare_with` is a reference: what agrees with it is not kept (_what_differs)."""
         self.directory = Path(directory)
         self.options = options or Options()
+        #: Whether this run shows how far right runs may differ, and is not judged itself.
+        self.is_response = purpose == "response"
         self.filter = Filter(self.options.only, self.options.at_steps)
         self.rank, self.world_size = world()
         _check_world_size(self.world_size)

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Perturbed runs compute products in pieces, as ranks with few samples do."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F  # noqa: N812
+
+import isoshard
+from isoshard import Report
+from isoshard._pieces import compute_in_pieces
+
+Check = Callable[..., Report]
+
+
+@pytest.mark.parametrize("shape", [(2, 5), (3, 16, 5), (70, 5), (5,)])
+@pytest.mark.parametrize("outputs", [1, 3, 9, 80])
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_pieces_are_the_product(shape: tuple[int, ...], outputs: int, has_bias: bool) -> None:
+    """Whole numbers, so that the order of a sum does not matter."""
+    generator = torch.Generator().manual_seed(3)
+
+    def whole(*of: int) -> torch.Tensor:
+        return torch.randint(-9, 9, of, generator=generator).double().requires_grad_()
+
+    x, weight, bias = whole(*shape), whole(outputs, 5), whole(outputs) if has_bias else None
+    inputs = [t for t in (x, weight, bias) if t is not None]
+    wanted = F.linear(x, weight, bias)
+    upstream = whole(*wanted.shape).detach()
+    wanted_gradients = torch.autograd.grad(wanted, inputs, upstream)
+
+    undo = compute_in_pieces()
+    try:
+        got = F.linear(x, weight, bias)
+    finally:
+        undo()
+
+    assert torch.equal(got, wanted)
+    gradients = torch.autograd.grad(got, inputs, upstream)
+    for gradient, wanted_gradient in zip(gradients, wanted_gradients, strict=True):
+        assert torch.equal(gradient, wanted_gradient)
+
+
+def test_pieces_of_addmm_are_the_product() -> None:
+    x, weight, bias = (torch.randint(-9, 9, s).double() for s in [(7, 5), (5, 3), (3,)])
+    wanted = torch.addmm(bias, x, weight)
+    undo = compute_in_pieces()
+    try:
+        assert torch.equal(torch.addmm(bias, x, weight), wanted)
+        assert torch.equal(torch.addmm(bias, x, weight, beta=2), wanted + bias)
+    finally:
+        undo()
+
+
+@pytest.mark.parametrize(("perturb", "is_cut"), [(None, False), (1000, True)])
+def test_perturbed_runs_alone_compute_in_pieces(
+    tmp_path: Path, perturb: int | None, is_cut: bool
+) -> None:
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    original = F.linear
+
+    with isoshard.record(tmp_path / "run", model, optimizer, perturb=perturb):
+        assert (F.linear is not original) == is_cut
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+
+    assert F.linear is original
+
+
+class Classifier(nn.Module):
+    def __init__(self, width: int, outputs: int) -> None:
+        super().__init__()
+        self.head = nn.Linear(width, outputs)
+
+    def forward(self, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(self.head(x), y)
+
+
+def ddp(model: nn.Module, mesh: Any) -> nn.Module:
+    return nn.parallel.DistributedDataParallel(model, process_group=mesh.get_group("dp"))
+
+
+def sgd(parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return torch.optim.SGD(parameters, lr=0.05, momentum=0.9)
+
+
+@pytest.mark.usefixtures("judge_program")
+@pytest.mark.parametrize("seed", [17, 24, 47, 50, 58])
+def test_products_of_one_row_need_runs_in_pieces(isoshard_check: Check, seed: int) -> None:
+    draw = random.Random(seed)
+    width, outputs = draw.choice([512, 1024, 2048, 4096]), draw.choice([2, 3, 5])
+    dtype = draw.choice([torch.float32, torch.float64])
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(2, width, generator=generator).to(dtype)
+    y = torch.randint(0, outputs, (2,), generator=generator)
+
+    report = isoshard_check(
+        lambda: Classifier(width, outputs).to(dtype),
+        ddp,
+        mesh="dp=2",
+        batch={"x": x, "y": y},
+        optimizer=sgd,
+        loss=lambda out, batch: out,
+        steps=2,
+        raises=False,
+    )
+
+    assert report.conforms, report.verdict
