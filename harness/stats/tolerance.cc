@@ -67,8 +67,11 @@ double least_positive(Dtype dtype) noexcept {
 }
 
 double underflow_floor(double k, Dtype coarsest, std::int64_t numel) noexcept {
-  if (coarsest != Dtype::kFloat16) return 0;
-  return k * (least_positive(coarsest) / 2) * std::sqrt(static_cast<double>(numel));
+  return k / 2 * std::sqrt(static_cast<double>(numel)) * least_positive(coarsest);
+}
+
+double least_normal(Dtype dtype) noexcept {
+  return least_positive(dtype) / (2 * unit_roundoff(dtype));
 }
 
 double gradient_margin(Dtype coarsest) noexcept {
@@ -105,9 +108,11 @@ PerturbedTolerance perturbed_tolerance(const Response& response, double k, Dtype
                 tolerance.part_along_reference * tolerance.relative_error, statistic});
   tolerance.absolute =
       std::max(responses * response.absolute_norm, underflow_floor(k, coarsest, numel));
+  // fp16 works with subnormal numbers. In other dtypes a tensor of them is 0 for all that follows.
+  const double least = coarsest == Dtype::kFloat16 ? underflow_floor(1, coarsest, numel)
+                                                   : root * least_normal(coarsest);
   tolerance.insensitive =
-      reference_norm <
-      kNoiseOfTwoRuns * std::max(response.absolute_norm, underflow_floor(1, coarsest, numel));
+      reference_norm < kNoiseOfTwoRuns * std::max(response.absolute_norm, least);
   return tolerance;
 }
 

@@ -38,9 +38,12 @@ struct PerturbedTolerance {
 /// The smallest positive number of a floating dtype, a subnormal one; 0 for integers and bool.
 [[nodiscard]] double least_positive(Dtype dtype) noexcept;
 
-/// Frobenius norm of k times the rounding of subnormal numbers, of every element, in fp16; 0 in
-/// other dtypes. What is left of a small gradient there depends on the factor that it carries, and
-/// with dp ranks it carries dp.
+/// The smallest positive number of a floating dtype that has all its digits.
+[[nodiscard]] double least_normal(Dtype dtype) noexcept;
+
+/// Frobenius norm of k times the rounding of subnormal numbers, of every element. What is left of a
+/// small gradient there depends on the factor that it carries, and with dp ranks it carries dp.
+/// Of weight in fp16, and in other dtypes for tensors below their least normal number.
 [[nodiscard]] double underflow_floor(double k, Dtype coarsest, std::int64_t numel) noexcept;
 
 /// Parameters after the step of an Adam-like optimizer are judged where the gradient is above this

@@ -55,6 +55,25 @@ TEST(PerturbedTolerance, TheFloorHoldsTheWorstOfTwoRoundings) {
   }
 }
 
+TEST(LeastNormal, HasAllDigits) {
+  EXPECT_EQ(least_normal(Dtype::kFloat32), std::numeric_limits<float>::min());
+  EXPECT_EQ(least_normal(Dtype::kFloat64), std::numeric_limits<double>::min());
+  EXPECT_EQ(least_normal(Dtype::kFloat16), 0x1p-14);
+}
+
+TEST(PerturbedTolerance, SubnormalNumbersAreHalfTheirDistanceOff) {
+  for (const Dtype dtype : {Dtype::kFloat32, Dtype::kBFloat16, Dtype::kFloat16}) {
+    const double least = least_positive(dtype), norm = 10 * least;
+    EXPECT_DOUBLE_EQ(perturbed_tolerance({}, 3, dtype, 4, norm).relative_error, 0.3)
+        << name_of(dtype) << ": k least / 2 in each of 4 elements, of a norm of 10 least";
+    EXPECT_EQ(perturbed_tolerance({}, 3, dtype, 4, norm).insensitive, dtype != Dtype::kFloat16);
+    if (dtype == Dtype::kFloat16) continue;
+    EXPECT_FALSE(perturbed_tolerance({}, 3, dtype, 4, 1e-30).insensitive);
+    EXPECT_EQ(perturbed_tolerance({}, 3, dtype, 4, 1).relative_error, rounding_floor(dtype, 4))
+        << name_of(dtype) << ": too small to count beside ordinary numbers";
+  }
+}
+
 TEST(PerturbedTolerance, ScaleAllowsForTheErrorOfAnUnrelatedDifference) {
   const PerturbedTolerance tolerance =
       perturbed_tolerance({.relative_error = 1e-1}, 3, Dtype::kBFloat16, 64, 1);
