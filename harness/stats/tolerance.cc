@@ -108,11 +108,13 @@ PerturbedTolerance perturbed_tolerance(const Response& response, double k, Dtype
                 tolerance.part_along_reference * tolerance.relative_error, statistic});
   tolerance.absolute =
       std::max(responses * response.absolute_norm, underflow_floor(k, coarsest, numel));
-  // fp16 works with subnormal numbers. In other dtypes a tensor of them is 0 for all that follows.
-  const double least = coarsest == Dtype::kFloat16 ? underflow_floor(1, coarsest, numel)
-                                                   : root * least_normal(coarsest);
+  // fp16 works with subnormal numbers. In other dtypes a tensor of them shows as little as zeros do.
+  tolerance.subnormal = coarsest != Dtype::kFloat16 && reference_norm > 0 &&
+                        reference_norm < root * least_normal(coarsest);
+  const double underflow_noise =
+      coarsest == Dtype::kFloat16 ? underflow_floor(1, coarsest, numel) : 0;
   tolerance.insensitive =
-      reference_norm < kNoiseOfTwoRuns * std::max(response.absolute_norm, least);
+      reference_norm < kNoiseOfTwoRuns * std::max(response.absolute_norm, underflow_noise);
   return tolerance;
 }
 

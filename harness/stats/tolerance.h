@@ -19,6 +19,8 @@ struct PerturbedTolerance {
   double absolute = 0;  ///< r x largest absolute response, for insensitive tensors
   /// The reference's norm is below twice its largest absolute response: it is rounding noise itself
   bool insensitive = false;
+  /// But in fp16: the reference is below the dtype's least normal number.
+  bool subnormal = false;
 };
 
 /// How many responses a run may differ by: k, and 2.1 k in fp64 and fp32, where the sums of other

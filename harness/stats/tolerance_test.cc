@@ -66,9 +66,10 @@ TEST(PerturbedTolerance, SubnormalNumbersAreHalfTheirDistanceOff) {
     const double least = least_positive(dtype), norm = 10 * least;
     EXPECT_DOUBLE_EQ(perturbed_tolerance({}, 3, dtype, 4, norm).relative_error, 0.3)
         << name_of(dtype) << ": k least / 2 in each of 4 elements, of a norm of 10 least";
-    EXPECT_EQ(perturbed_tolerance({}, 3, dtype, 4, norm).insensitive, dtype != Dtype::kFloat16);
+    EXPECT_EQ(perturbed_tolerance({}, 3, dtype, 4, norm).subnormal, dtype != Dtype::kFloat16);
     if (dtype == Dtype::kFloat16) continue;
-    EXPECT_FALSE(perturbed_tolerance({}, 3, dtype, 4, 1e-30).insensitive);
+    EXPECT_FALSE(perturbed_tolerance({}, 3, dtype, 4, 1e-30).subnormal);
+    EXPECT_FALSE(perturbed_tolerance({}, 3, dtype, 4, 0).subnormal);
     EXPECT_EQ(perturbed_tolerance({}, 3, dtype, 4, 1).relative_error, rounding_floor(dtype, 4))
         << name_of(dtype) << ": too small to count beside ordinary numbers";
   }

@@ -32,6 +32,7 @@ bool holds_whole(const Record& record) {
 struct Reference::Impl {
   Trace trace;
   std::map<RecordKey, const Record*> index;
+  std::map<int, const Record*> begins_of_backward;  // by step
   std::map<RecordKey, Response> responses;
   int runs = 0;
   Redrawn redrawn;
@@ -56,7 +57,16 @@ Reference::Reference(Trace trace) : impl_(std::make_shared<Impl>()) {
     (void)t.ranks[0].tensor(record);  // checks that its bytes are there
     if (!impl_->index.emplace(record.key, &record).second)
       throw MeshError(fmt::format("the reference recorded {} twice", describe(record.key)));
+    if (record.key.kind != RecordKind::kActivationGrad) continue;
+    const Record*& first = impl_->begins_of_backward[record.key.step];
+    if (first == nullptr || record.order < first->order) first = &record;
   }
+}
+
+const Record* Reference::begin_of_backward(int step) const noexcept {
+  if (impl_ == nullptr) return nullptr;
+  const auto found = impl_->begins_of_backward.find(step);
+  return found == impl_->begins_of_backward.end() ? nullptr : found->second;
 }
 
 const Trace& Reference::trace() const noexcept {

@@ -72,7 +72,7 @@ std::string weakness_of_noise(const TensorComparison& c, double largest_norm, Dt
 }
 
 std::string weakness(const TensorComparison& c, Dtype coarsest) {
-  if (c.level != Level::kPerturbed || c.insensitive) return "";
+  if (c.level != Level::kPerturbed || c.insensitive || c.subnormal) return "";
   const double ceiling = weakness_ceiling(c.key, coarsest);
   if (!(c.scale_sensitivity <= ceiling)) {
     return fmt::format("a scale error of {:.2g} would pass (at most {:.2g} may, in {})",

@@ -222,6 +222,26 @@ Response with_redrawn(Response response, const ToleranceInputs& in) {
   return response;
 }
 
+/// How many elements of equal size would make up the reference's norm.
+double elements_of_norm(const Response& response) {
+  const double peak = response.reference_max_abs, norm = response.reference_norm;
+  return peak > 0 ? norm / peak * (norm / peak) : std::numeric_limits<double>::infinity();
+}
+
+/// How many independent elements a tensor has. All gradients of a step are multiples of what its
+/// backward pass begins with: where that is one number, one rounding moves all of them.
+std::int64_t independent_elements(const Response& response, const ToleranceInputs& in) {
+  constexpr double kMany = 64;
+  const RecordKey& key = in.wanted.key;
+  double elements = elements_of_norm(response);
+  if (key.kind == RecordKind::kGrad || key.kind == RecordKind::kActivationGrad) {
+    const Record* const begin = in.reference.begin_of_backward(key.step);
+    const Response* const first = begin == nullptr ? nullptr : in.reference.response(begin->key);
+    if (first != nullptr) elements = std::min(elements, elements_of_norm(*first));
+  }
+  return std::llround(std::clamp(elements, 1.0, kMany));
+}
+
 SetTolerance set_own_tolerance(TensorComparison& c, const ToleranceInputs& in) {
   SetTolerance set;
   // counts, tables and flags have no rounding that a tolerance could be for
@@ -244,7 +264,9 @@ SetTolerance set_own_tolerance(TensorComparison& c, const ToleranceInputs& in) {
   }
   const double norm = std::sqrt(c.stats.sum_sq_reference);
   // A mask may leave an element or two of a tensor.
-  const double k = in.options.k * (in.is_masked ? few_elements_factor(c.stats.numel) : 1);
+  const std::int64_t elements = in.is_masked ? c.stats.numel : independent_elements(*response, in);
+  const bool may_be_few = in.is_masked || size_of(in.options.coarsest) > 2;
+  const double k = in.options.k * (may_be_few ? few_elements_factor(elements) : 1);
   const PerturbedTolerance tolerance =
       perturbed_tolerance(with_redrawn(*response, in), k, in.options.coarsest, c.stats.numel, norm);
   const double stepping = norm > 0 ? step_error(c, in) / norm : 0;
@@ -268,6 +290,7 @@ SetTolerance set_own_tolerance(TensorComparison& c, const ToleranceInputs& in) {
   // nothing is relative to 0.
   c.insensitive = tolerance.insensitive ||
                   (norm == 0 && response->absolute_norm == 0 && c.stats.unequal_values != 0);
+  c.subnormal = tolerance.subnormal;
   c.allowed_absolute =
       c.insensitive
           ? std::max(tolerance.absolute, cancellation_noise(in.reference, in.wanted.key,

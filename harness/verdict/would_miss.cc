@@ -33,7 +33,7 @@ Missed missed_of(const Verdict& verdict, RecordKind kind) {
     // its gradient, or the sum, says it
     if (is_gradient_besides(t.key) || role_of(t.key) == NameRole::kSummand) continue;
     if (t.key.kind != kind || t.level == Level::kExact || t.stats.numel == 0) continue;
-    if (is_zero(t)) {
+    if (is_zero(t) || t.subnormal) {
       ++missed.zeros;
       continue;
     }
