@@ -67,6 +67,7 @@ class JudgeOptions:
     verbose: bool = False
     quiet: bool = False
     precision: str = "both"
+    generic_weights: bool = False
 
 
 def judge(options: JudgeOptions) -> int:
@@ -113,6 +114,11 @@ def _check(options: JudgeOptions) -> None:
         raise UsageError(f"--jobs must be 0 (as many as fit) or more, got {options.jobs}.")
     if options.mesh is not None:
         parse_mesh(options.mesh)
+    if options.generic_weights and options.reference is not None:
+        raise UsageError(
+            "--generic-weights must move the weights of the reference, too, got --reference "
+            f"{options.reference}. Leave one of both out."
+        )
     if options.reference_command is not None:
         _check_reference_command(options.reference_command)
     if options.options_file is not None:
@@ -415,6 +421,8 @@ class Driver:
             model_config=str(self._config_file()) if subject == "single" else None,
             compare_with=compare_with,
             precision=self.precision,
+            generic_weights=options.generic_weights,
+            shapes=str(self.folder / "shapes.json") if options.generic_weights else None,
             overrides=overrides,
         )
 

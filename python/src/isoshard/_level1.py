@@ -13,9 +13,10 @@ import torch
 from . import _float64
 from ._checks import outside_parameters, switch_dropout_off
 from ._deepspeed import EngineHooks, is_engine, perturb_engine
+from ._generic import move_generically
 from ._hooks import Hooks
 from ._megatron import MegatronHooks, is_megatron_optimizer, perturb_megatron
-from ._mesh import MeshLike
+from ._mesh import MeshLike, mesh_of
 from ._names import unwrapped
 from ._options import Layout, Options, Rename, Transform
 from ._perturb import perturb as move_weights
@@ -39,6 +40,7 @@ def record(
     not_recorded: Mapping[str, str] | None = None,
     perturb: int | None = None,
     no_dropout: bool = False,
+    generic_weights: bool = False,
     activations: bool = True,
     grad_scale: float | None = None,
     loss_reduction: str = "avg",
@@ -75,6 +77,9 @@ def record(
         perturb: moves every weight by one ulp first, at random from this seed (runs that show
             how far a reference moves by roundings).
         no_dropout: sets every dropout probability to 0 first.
+        generic_weights: moves all weights at random first, in all layouts alike: no norm weight is
+            1 and no bias 0. Plain tensors that are parts of a parameter need `layouts`. For models
+            that a torch optimizer steps.
         activations: False records no activations and their gradients.
         grad_scale: the factor on activation gradients; None: the number of data-parallel ranks,
             over which frameworks average.
@@ -125,6 +130,15 @@ def record(
     model = Stages(model) if is_schedule(model) else model
     if no_dropout:
         switch_dropout_off(unwrapped(model))
+    if generic_weights:
+        if is_engine(model) or is_megatron_optimizer(optimizer):
+            raise UsageError(
+                "generic_weights must move the only copy of each weight, got "
+                f"{type(model).__name__}, whose optimizer has others. Leave it out."
+            )
+        rank, size = world()
+        own = with_preset(options, model)
+        move_generically(unwrapped(model), options=own, mesh=mesh_of(mesh, size), rank=rank)
     if perturb is not None and is_engine(model):
         perturb_engine(model, perturb)
     elif perturb is not None and is_megatron_optimizer(optimizer):

@@ -91,6 +91,7 @@ def check(
     workers: Workers | None = None,
     keep: str | Path | None = None,
     precision: str | None = None,
+    generic_weights: bool = True,
 ) -> Report:
     """Judges a parallelized model against the same model in one process.
 
@@ -130,6 +131,9 @@ def check(
         keep: a folder for bundles and report; None: they are removed.
         precision: "native", "float64" (the same computed in float64, docs/precision.md) or
             "both"; None: ISOSHARD_PRECISION, or both.
+        generic_weights: move all weights that build() makes at random, in all processes alike, so
+            that no norm weight is 1 and no bias 0. False where parallelize makes or loads weights
+            itself.
 
     Raises:
         Divergence: the run does not conform; `.report` is the judge's text.
@@ -160,6 +164,7 @@ def check(
         parallel_reference=parallel_reference,
         step=step,
         options=options,
+        generic_weights=generic_weights,
     )
     case.validate()
     wanted = chosen_precision(precision)

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from . import _float64
+from ._generic import move_generically
 from ._level1 import record
 from ._mesh import DATA_AXES, Mesh
 from ._options import Options
@@ -52,6 +53,7 @@ class Case:
     parallel_reference: bool = False
     step: Step | None = None
     options: dict[str, Any] = field(default_factory=dict)
+    generic_weights: bool = True
 
     def validate(self) -> None:
         """Raises UsageError if the batch cannot be split, or an option has no meaning."""
@@ -174,7 +176,10 @@ def _train_pipeline(
 def _build(case: Case) -> torch.nn.Module:
     _float64.begin_program()
     torch.manual_seed(case.seed)
-    return case.build().to(case.device)
+    model = case.build().to(case.device)
+    if case.generic_weights:
+        move_generically(model)
+    return model
 
 
 def run_reference(case: Case, directory: str, device_mesh: Any) -> None:

@@ -299,6 +299,7 @@ def _judge_options(options: argparse.Namespace, command: list[str]) -> JudgeOpti
         verbose=options.verbose,
         quiet=options.quiet,
         precision=options.precision,
+        generic_weights=options.generic_weights,
     )
 
 
@@ -388,6 +389,11 @@ def _add_judge_options(parser: argparse.ArgumentParser) -> None:
     add("--exec", action="store_true", help="run the command untouched, start no ranks by fork")
     add("--run-to-end", action="store_true", help="do not stop the script after the last step")
     add("--no-dropout", action="store_true", help="set dropout to 0 in all runs")
+    add(
+        "--generic-weights",
+        action="store_true",
+        help="move all weights alike at random first: no norm weight is 1, no bias 0",
+    )
     add("--options", metavar="FILE.py", help="rename, layouts, transform, not_recorded, ...")
     add("--not-recorded", action="append", default=[], help="records that may be missing")
     add("--partial", help="records that may be sums over ranks, such as scalar/loss")
