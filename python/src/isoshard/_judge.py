@@ -297,12 +297,36 @@ class Driver:
                 _fork.learn(reference.with_name("reference.logs"))
         return reference
 
+    def _require_one_process(self, reference: Path) -> None:
+        """Launchers that are not known here may start several."""
+        from ._bundle import read_manifest
+
+        axes = read_manifest(reference)["mesh"]
+        size = math.prod(int(axis["degree"]) for axis in axes)
+        if size > 1:
+            given = self.options.reference_command or shlex.join(self.options.command)
+            raise UsageError(
+                f"The reference must be one process, got {size} from {given}. A reference with the "
+                "bug of the judged run would hide it. Give --reference-command 'python SCRIPT ...'."
+            )
+
     def make_responses(self, reference: Path) -> None:
-        """Runs one process with moved weights, and writes into the reference how far it moves."""
+        """Runs one process again, with moved weights, too; writes how far the reference moves."""
         self._say(f"reference: {NUM_PERTURBED} times with weights moved by one ulp ...")
         perturbed = [self.folder / f"perturbed{i}" for i in range(NUM_PERTURBED)]
+        runs: list[tuple[str, Path, int | None]] = []
+        runs += [("perturbed", path, _FIRST_SEED + i) for i, path in enumerate(perturbed)]
+        repeat = self.folder / "repeat"
+        if self.precision == "native":  # in float64 it repeats if it does so here
+            runs.insert(0, ("repeat", repeat, None))
         with self.seconds.measure("perturbed"):
-            self._single([("perturbed", path, _FIRST_SEED + i) for i, path in enumerate(perturbed)])
+            self._single(runs)
+        if self.precision == "native":
+            from ._repeat import require_repeat
+
+            with self.seconds.measure("repeat"):
+                require_repeat(reference, repeat)
+                _clear(repeat)
         with self.seconds.measure("responses"):
             _program.respond(reference, perturbed)
 
@@ -404,7 +428,7 @@ class Driver:
         if options.at_steps:
             overrides["at_steps"] = options.at_steps
         compare_with = None
-        if options.keep == "what_differs" and subject not in ("reference", "single"):
+        if options.keep == "what_differs" and subject not in ("reference", "repeat", "single"):
             given = None if self.is_ours else options.reference
             compare_with = str((given or self.folder / "reference").resolve())
         return AutoConfig(

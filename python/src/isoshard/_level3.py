@@ -29,6 +29,8 @@ from ._precision import (
     why_failed,
     why_outside,
 )
+from ._repeat import require_repeat
+from ._settle import settle
 from ._steps import Batch, Build, Case, Loss, MakeOptimizer, Parallelize, Step
 from ._workers import Workers
 from .errors import Divergence, RunError
@@ -95,9 +97,10 @@ def check(
 ) -> Report:
     """Judges a parallelized model against the same model in one process.
 
-    One process trains `build()` on the whole batch, and three times with weights moved by one
-    ulp. `mesh` many processes train `parallelize(build(), device_mesh)`, each data-parallel rank
-    on its part of the batch. Worker processes are kept for later calls.
+    One process trains `build()` on the whole batch, a second time (its bits must be the same), and
+    three times with weights moved by one ulp. `mesh` many processes train
+    `parallelize(build(), device_mesh)`, each data-parallel rank on its part of the batch. Worker
+    processes are kept for later calls.
 
     Args:
         build: makes the model. It is called after torch.manual_seed(seed) on every rank.
@@ -210,8 +213,10 @@ def _judge(
     native = None
     if precision == FLOAT64:
         workers.run(case, str(folder), reference_only=True)
+        _require_repeat(folder)
     else:
         workers.run(case, str(folder))
+        _require_repeat(folder)
         native = _compare(case, folder, options, start)
         native.outcomes = [_outcome_of(native, NATIVE)]
         if precision == NATIVE:
@@ -226,6 +231,12 @@ def _judge(
     report.outcomes = [outcome]
     report.text += "\n".join(outcome.lines()) + "\n"
     return report
+
+
+def _require_repeat(folder: Path) -> None:
+    repeat = folder / "reference.repeat"
+    require_repeat(folder / "reference", repeat)
+    shutil.rmtree(repeat)
 
 
 def _compare(case: Case, folder: Path, options: list[str], start: float) -> Report:

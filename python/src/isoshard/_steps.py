@@ -183,7 +183,7 @@ def _build(case: Case) -> torch.nn.Module:
 
 
 def run_reference(case: Case, directory: str, device_mesh: Any) -> None:
-    """One process, and again with weights moved by one ulp; with responses.
+    """One process, a second time, and with weights moved by one ulp; with responses.
 
     `device_mesh` has one rank. It is None if the reference is the model as it is built.
     """
@@ -196,6 +196,8 @@ def run_reference(case: Case, directory: str, device_mesh: Any) -> None:
 
     step = None if device_mesh is None else case.step
     _train(case, build(), directory, (1, 0), step, subject="reference")
+    if not _float64.is_on():  # there it repeats if it does so natively
+        _train(case, build(), f"{directory}.repeat", (1, 0), step, subject="reference")
     perturbed = []
     for i in range(NUM_PERTURBED):
         path = f"{directory}.perturbed{i}"
