@@ -533,6 +533,7 @@ class Driver:
         from ._batch import refuse_own_batches
         from ._data import check_samples
         from ._places import resolve
+        from ._settle import settle
 
         options = self.options
         with self.seconds.measure("compare"):
@@ -540,10 +541,12 @@ class Driver:
             has_reference = options.reference is not None and not self.is_ours
             degree = self.mesh.data_degree
             refuse_own_batches(findings, options.command, degree, has_reference)
+            settled = settle(reference, run)
             resolve(reference, run)
             arguments = [str(reference), str(run)]
-            if options.not_recorded:
-                arguments += ["--not-recorded", ",".join(options.not_recorded)]
+            not_recorded = [*options.not_recorded, *settled.not_recorded]
+            if not_recorded:
+                arguments += ["--not-recorded", ",".join(not_recorded)]
             for flag, value in (
                 ("--partial", options.partial),
                 ("--grad-scale", options.grad_scale),
@@ -565,6 +568,8 @@ class Driver:
                 arguments += ["--made-by", json.dumps(options.made_by)]
             code, _ = _verdict.compare(arguments, reference, run, findings=findings)
             self._tell_missing_steps(run)
+            if not options.quiet:
+                print("".join(f"{text}\n" for text in settled.told), end="", flush=True)
         if options.verbose:
             self._say(str(self.seconds))
         return code

@@ -174,7 +174,7 @@ def check(
     _program.find()
     folder = Path(keep) if keep is not None else Path(tempfile.mkdtemp(prefix="isoshard-check-"))
     folder.mkdir(parents=True, exist_ok=True)
-    words = _options(not_recorded, partial, grad_scale)
+    words = _options(partial, grad_scale)
     try:
         report = _judge(case, folder, workers or _workers, words, wanted)
     finally:
@@ -192,13 +192,9 @@ def _size(mesh: Mapping[str, int]) -> int:
     return size
 
 
-def _options(
-    not_recorded: Mapping[str, str] | None, partial: str | None, grad_scale: float | None
-) -> list[str]:
+def _options(partial: str | None, grad_scale: float | None) -> list[str]:
     """Of isoshard-judge compare."""
     words = []
-    if not_recorded:
-        words += ["--not-recorded", ",".join(not_recorded)]
     if partial is not None:
         words += ["--partial", partial]
     if grad_scale is not None:
@@ -243,13 +239,18 @@ def _compare(case: Case, folder: Path, options: list[str], start: float) -> Repo
     """The verdict on a folder's reference and run, which were begun at `start`."""
     ran = time.perf_counter()
     reference, run = folder / "reference", folder / "run"
+    settled = settle(reference, run)
     resolve(reference, run)
     mesh = ",".join(f"{axis}={degree}" for axis, degree in case.mesh.items())
     arguments = [str(reference), str(run), "--mesh", mesh, *options]
     arguments += ["--output-dir", str(folder / "report"), "--verbose"]
+    not_recorded = [*case.options.get("not_recorded", ()), *settled.not_recorded]
+    if not_recorded:
+        arguments += ["--not-recorded", ",".join(not_recorded)]
     code, text = _verdict.compare(arguments, reference, run, capture=True)
     if code not in (_verdict.CONFORMS, _verdict.DIVERGES):
         raise RunError(f"The runs could not be compared (exit code {code}):\n{text}")
+    text += "".join(f"{line}\n" for line in settled.told)
     path = folder / "report" / "report.json"
     data = json.loads(path.read_text()) if path.exists() else {}
     seconds = {"runs": ran - start, "compare": time.perf_counter() - ran}

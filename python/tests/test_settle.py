@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Differences of right runs that no tolerance is for: last bits of inputs, gradients of zeros."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from test_evidence import judged
+
+pytestmark = pytest.mark.usefixtures("judge_program")
+
+_ENCODED = """
+encoder = nn.Sequential(nn.Linear(16, 96), nn.Tanh(), nn.Linear(96, 64), nn.Tanh(),
+                        nn.Linear(64, 16)).requires_grad_(False)
+model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 16)))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for x in batches:
+    part = x.chunk(world)[rank]
+    # Products of another number of rows are added up in another order.
+    part_encoded = encoder(part) if world == 1 else torch.stack([encoder(r) for r in part])
+    nn.functional.mse_loss(model(part_encoded {wrong}), part.flip(1)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize(("wrong", "code"), [("", 0), ("* (1 + 1e-3 * rank)", 1)])
+def test_last_bits_of_a_computed_input_are_no_difference(
+    tmp_path: Path, wrong: str, code: int
+) -> None:
+    found, verdict = judged(tmp_path, _ENCODED.format(wrong=wrong))
+    assert found == code, verdict["reason"]
+    if code:
+        assert verdict["findings"][0]["stage"] == "data ids"
+
+
+_UNUSED = """
+class Two(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x):
+        return self.a(x)
+
+
+model = nn.parallel.DistributedDataParallel(Two(), find_unused_parameters=True)
+optimizer = {optimizer}
+for x in batches:
+    part = x.chunk(world)[rank]
+    nn.functional.mse_loss(model(part), part.flip(1)).backward()
+    for p in model.parameters():
+        if p.grad is None and {who}:
+            p.grad = torch.full_like(p, {value})
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+_SGD = "torch.optim.SGD(model.parameters(), lr=0.1)"
+_DECAYING = "torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)"
+
+
+@pytest.mark.parametrize(
+    ("who", "value", "optimizer", "code"),
+    [
+        ("world > 1", 0.0, _SGD, 0),
+        ("world == 1", 0.0, _SGD, 0),
+        ("world > 1", 1e-3, _SGD, 1),
+        ("world == 1", 1e-3, _SGD, 1),
+        ("world > 1", 0.0, _DECAYING, 1),
+    ],
+    ids=["run", "reference", "not zero in run", "not zero in reference", "decayed"],
+)
+def test_a_gradient_of_zeros_in_place_of_none_is_told(
+    tmp_path: Path, who: str, value: float, optimizer: str, code: int
+) -> None:
+    body = _UNUSED.format(who=who, value=value, optimizer=optimizer)
+    found, verdict = judged(tmp_path, body)
+    assert found == code, verdict["reason"]
