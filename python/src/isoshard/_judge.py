@@ -291,6 +291,7 @@ class Driver:
         self._say("reference: one process ...")
         with self.seconds.measure("reference"):
             self._single([("reference", reference, None)])
+            self._require_one_process(reference)
             if reference.with_name("reference.logs").exists():
                 from . import _fork
 
@@ -401,6 +402,16 @@ class Driver:
             plain.environment = self.launch.environment
             plain.adds_local_rank = self.launch.adds_local_rank
         return plain
+
+    def is_own_reference(self) -> bool:
+        """Whether the reference is the judged script itself in one process."""
+        given = self.options.reference_command
+        if given is None:
+            return self.options.reference is None
+        of_run, of_reference = (
+            _launch.script_of(words)[0] for words in (self.options.command, _words_of(given))
+        )
+        return of_run == of_reference != []
 
     def _is_reference_single(self) -> bool:
         """Whether the reference is known to be one process."""

@@ -22,7 +22,7 @@ from ._options import Layout, Options, Rename, Transform
 from ._perturb import perturb as move_weights
 from ._pipeline import PipelineHooks, Stages, is_schedule
 from ._presets import with_preset
-from ._recorder import Recorder
+from ._recorder import Recorder, world
 from .errors import UsageError
 
 

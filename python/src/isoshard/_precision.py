@@ -38,6 +38,11 @@ _TORCH = {name: OF_HEADER[header] for name, header in DTYPES.values()}
 #: before it has taken _LEAST_SECONDS.
 _MOST_TIMES, _LEAST_SECONDS = 10, 30.0
 _REPORTS = ("report.json", "report.txt", "junit.xml")
+#: What a verdict against a reference of the same script cannot see.
+BLIND = (
+    "The reference is the same script in one process; what the script does wrong on its own is not "
+    "seen."
+)
 BRANCHES = "branches on dtypes, casts and byte sizes are judged by the native run only"
 
 
@@ -101,7 +106,10 @@ def judge(driver: Driver) -> int:
             print("\n".join([outcome.line()] if options.quiet else outcome.lines()))
     if options.output_dir is not None:
         write_outcomes(outcomes, driver.folder / OUTCOMES)
-    return worse(outcomes)
+    code = worse(outcomes)
+    if code in (_CONFORMS, _DIVERGES) and driver.is_own_reference() and not options.quiet:
+        print(BLIND)
+    return code
 
 
 def worse(outcomes: Iterable[Outcome]) -> int:

@@ -163,6 +163,14 @@ def _run(words: list[str]) -> int:
 def _refuse(unknown: list[str], subcommand: str, words: list[str], command: list[str]) -> NoReturn:
     """Says what is wrong with words that no option takes."""
     first = unknown[0]
+    option = "--reference-command"
+    if option in words[: words.index(first)]:
+        at = words.index(option)
+        cut = words.index("--", at) if "--" in words[at:] else len(words)
+        raise UsageError(
+            f"{option} must be one word for the shell, got {first} behind it. Quote the command of "
+            f"one process: {option} {shlex.quote(shlex.join(words[at + 1 : cut]))}"
+        )
     if subcommand == "judge" and not command and not first.startswith("-"):
         at = words.index(first)
         raise UsageError(
