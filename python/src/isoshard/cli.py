@@ -8,6 +8,7 @@ import contextlib
 import difflib
 import json
 import os
+import re
 import shlex
 import signal
 import sys
@@ -45,6 +46,9 @@ OF_THE_OTHER = (
 )
 #: Options of isoshard-judge compare that take a folder.
 _OF_FOLDERS = ("--input-dir", "--output-dir", "--config")
+
+#: What begins a command that was not quoted.
+_COMMAND = r"python[\d.]*|torchrun|accelerate|deepspeed|mpirun|mpiexec|srun"
 
 _EPILOG = """\
 examples
@@ -164,8 +168,8 @@ def _refuse(unknown: list[str], subcommand: str, words: list[str], command: list
     """Says what is wrong with words that no option takes."""
     first = unknown[0]
     option = "--reference-command"
-    if option in words[: words.index(first)]:
-        at = words.index(option)
+    at = words.index(option) if option in words[: words.index(first)] else -1
+    if at >= 0 and re.fullmatch(_COMMAND, Path(words[at + 1]).name):
         cut = words.index("--", at) if "--" in words[at:] else len(words)
         raise UsageError(
             f"{option} must be one word for the shell, got {first} behind it. Quote the command of "
