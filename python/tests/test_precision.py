@@ -217,6 +217,15 @@ def test_8_gradients_that_cancel_and_a_tiny_eps_conform(tmp_path: Path) -> None:
     assert (code, words) == (0, {"float64": "conforms"}), said
 
 
+def test_8_a_step_that_noise_makes_natively_gets_a_verdict(tmp_path: Path) -> None:
+    """A step follows from the moments beside it, and those of a key's bias are noise natively."""
+    text = _ATTENTION.replace("1e-15", "1e-8").replace(".backward()", ".mul(1e-3).backward()")
+    biases = "for layer in layers:\n    nn.init.normal_(layer.self_attn.in_proj_bias)\n"
+    text = text.replace("model = nn.Sequential", f"{biases}model = nn.Sequential")
+    code, words, said = judged(tmp_path, "--precision", "both", "--steps", "2", text=text)
+    assert (code, words) == (0, BOTH), said
+
+
 _KEY_BIASES = """
 import torch
 import torch.distributed as dist

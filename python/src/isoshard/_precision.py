@@ -37,6 +37,7 @@ _TORCH = {name: OF_HEADER[header] for name, header in DTYPES.values()}
 #: A run in float64 is ended after this many times the seconds of the longest native run, and not
 #: before it has taken _LEAST_SECONDS.
 _MOST_TIMES, _LEAST_SECONDS = 10, 30.0
+_DATA = ("data_id", "mask")
 _REPORTS = ("report.json", "report.txt", "junit.xml")
 #: What a verdict against a reference of the same script cannot see.
 BLIND = (
@@ -317,50 +318,62 @@ def _first_wrong(case: dict[str, Any]) -> str | None:
 def _write_rounded(native: Path, float64: Path, directory: Path) -> None:
     """Step 0 of a run in float64, with the records and dtypes of the native one.
 
-    Later steps are the native ones: their data are judged even where their tensors are not.
+    Later steps have the native data, which are judged, and no tensors, which are not: none of them
+    follows from the weights of this step 0.
     """
     run = uuid.uuid4().hex[:16]
     manifest = _bundle.read_manifest(native)
     content = _bundle.read_records(native, 0, 0)
     values, own = _bundle.read_tensors(float64, 0, 0), _bundle.read_tensors(native, 0, 0)
     _bundle.prepare_folder(directory, run)
+    taken: dict[str, torch.Tensor] = {}  # what a weight as read was moved by, to be the native one
     entries = []
     for record in content["records"]:
         entry = Entry(record, torch.empty(0))
         value = values.get(entry.tensor_name)
         if value is not None:
-            value = value.to(_TORCH[record["dtype"]]).contiguous()
-            is_given = _is_weight_or_data(record)
-            rounded = _equal_within_roundings(value, own[entry.tensor_name], is_given)
-            entries.append(Entry({**record, "local_shape": list(value.shape)}, rounded))
+            native_value = own[entry.tensor_name]
+            is_begun = _is_begun_with(record)
+            if not is_begun and record["kind"] == "param":  # the step moves what was read
+                value = value + taken.get(record["name"], 0)
+            rounded = value.to(_TORCH[record["dtype"]]).contiguous()
+            rounded = _equal_within_roundings(rounded, native_value, is_begun)
+            if is_begun and record["kind"] == "param":
+                taken[record["name"]] = rounded.double() - value
+            entries.append(Entry({**record, "local_shape": list(rounded.shape)}, rounded))
     _bundle.write_rank(directory, run, 0, 0, entries)
     for step in manifest["steps"][1:]:
         later = _bundle.read_tensors(native, step, 0)
         kept = [Entry(r, torch.empty(0)) for r in _bundle.read_records(native, step, 0)["records"]]
+        kept = [e for e in kept if e.record["kind"] in _DATA]
         copied = [dataclasses.replace(e, tensor=later[e.tensor_name]) for e in kept]
         _bundle.write_rank(directory, run, 0, step, copied)
     others = {key: value for key, value in manifest.items() if key != "files"}
     _bundle.seal(directory, {**others, "run": run, "subject": "float64"})
 
 
-def _is_weight_or_data(record: dict[str, Any]) -> bool:
-    return record["kind"] in ("data_id", "mask", "param") or record["name"].endswith(".master")
+def _is_begun_with(record: dict[str, Any]) -> bool:
+    """Whether a record of step 0 holds data, or weights as the first forward pass read them."""
+    if record["kind"] == "param":
+        return bool(record["call"] == 0)
+    return record["kind"] in _DATA
 
 
 def _equal_within_roundings(
-    tensor: torch.Tensor, native: torch.Tensor, is_weight_or_data: bool
+    tensor: torch.Tensor, native: torch.Tensor, is_begun_with: bool
 ) -> torch.Tensor:
     """Takes the native elements where they are no further away than a few roundings are.
 
     isoshard-judge asks for equal bits where two runs in one dtype have them: in weights and data
     that a run begins with, and where a step adds nothing but weight decay. Weights and data may be
     computed from random numbers (trunc_normal_, orthogonal_, a sum), which is several roundings of
-    numbers as large as the largest element.
+    numbers as large as the largest element. What a step makes is held to its own moments, so that
+    it may not be replaced as freely.
     """
     if tensor.shape != native.shape or not tensor.is_floating_point() or not native.numel():
         return tensor
     eps, exact = torch.finfo(tensor.dtype).eps, native.double()
     size = exact.abs().nan_to_num(0, 0)  # infinities of a mask are equal or not
-    bound = 8 * eps * size.max() if is_weight_or_data else 2 * eps * size
+    bound = 8 * eps * size.max() if is_begun_with else 2 * eps * size
     is_near = (tensor.double() - exact).abs() <= bound
     return torch.where(is_near, native, tensor)
