@@ -3,10 +3,11 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
-from live_runs import Runs, before, fault, needs
+from live_runs import Edit, Runs, before, fault, needs
 
 pytestmark = needs("deepspeed", "transformers")
 
@@ -120,3 +121,31 @@ def test_a_planted_bug_of_zero_is_found(zero3: Runs, name: str) -> None:
 @pytest.mark.parametrize("name", AUTOTP)
 def test_a_planted_bug_of_autotp_is_found(autotp: Runs, name: str) -> None:
     autotp.finds(AUTOTP[name], "dp=2,tp=2", 4)
+
+
+_ONE_GRADIENT = (
+    "engine = deepspeed",
+    "norm = model.get_parameter('model.norm.weight')\n"
+    "world_size > 1 and norm.register_hook(lambda gradient: gradient * (1 + 1e-7))\n"
+    "engine = deepspeed",
+)
+_IN_BF16 = ("settings = {", 'settings = {\n    "bf16": {"enabled": True},')
+
+
+@pytest.mark.parametrize(
+    ("zero", "edits"),
+    [("1", ()), ("2", ()), ("3", ()), ("2", (_IN_BF16,))],
+    ids=["1", "2", "3", "2 in bf16"],
+)
+def test_zero_conforms_in_float64(tmp_path: Path, zero: str, edits: tuple[Edit, ...]) -> None:
+    words = (f"--zero {zero}", edits, "--precision", "float64")
+    Runs(tmp_path, "deepspeed_zero.py", *words).conforms("dp=2", 2)
+
+
+def test_a_gradient_that_is_wrong_by_less_than_a_rounding_is_found(tmp_path: Path) -> None:
+    words = ("--zero 2", (_ONE_GRADIENT,), "--precision", "both")
+    code, text = Runs(tmp_path, "deepspeed_zero.py", *words).right("dp=2", 2)
+    assert code == 1, text
+    verdicts = re.findall(r"^(native|float64) +(conforms|diverges) +[\d.]+ s", text, re.M)
+    assert verdicts == [("native", "conforms"), ("float64", "diverges")], text
+    assert "first gradient of model.norm.weight (step 0)" in text

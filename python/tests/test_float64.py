@@ -114,10 +114,49 @@ _TWO_ROWS = {
 def test_1_where_two_dtypes_are_one_key_is_named(tmp_path: Path, table: str) -> None:
     (tmp_path / "sizes.py").write_text(f"import functools, torch\n\nT = {table}\n")
     before = "sys.path.insert(0, '.')"
-    after = "import sizes\nout['notes'] = [n for n in _notes.notes() if 'sizes.py:' in n]"
+    after = (
+        "torch.ones(1, dtype=torch.bfloat16)\n"
+        "import sizes\n"
+        "out['notes'] = [n for n in _notes.notes() if 'sizes.py:' in n]"
+    )
     notes = said(tmp_path, before, after)["notes"]
     assert len(notes) == 1 and notes[0].count("torch.") == 2
     assert said(tmp_path, before, after, "_tables.install") == {"notes": []}
+
+
+def test_1_tables_keep_their_rows_where_nothing_has_16_bits(tmp_path: Path) -> None:
+    after = (
+        "T = {torch.float32: 4, torch.bfloat16: 2}\n"
+        "D = dict([(torch.half, 2), (torch.float32, 4)])\n"
+        "x = torch.empty(1)\n"
+        "out['rows'] = [T[x.dtype], T[torch.bfloat16], D[torch.float], D[torch.half]]\n"
+        "out['notes'] = _notes.notes()"
+    )
+    right = {"rows": [4, 2, 4, 2], "notes": []}
+    assert said(tmp_path, "", after) == right
+    assert said(tmp_path, "", f"torch.ones(1).bfloat16()\n{after}")["rows"] != right["rows"]
+
+
+def test_7_dtypes_of_settings_are_told_apart(tmp_path: Path) -> None:
+    """Not float32 and the others, once a tensor has 16 bits: C++ code may have made another one."""
+    compare = (
+        "[torch.half == torch.bfloat16, torch.float != torch.half, torch.half != torch.float64,\n"
+        " torch.bfloat16 in (torch.half, torch.float), torch.cfloat == torch.chalf]\n"
+    )
+    apart = [False, True, False, False, True]
+    together = [False, False, False, True, True]
+    coarse = {
+        "a factory": "torch.ones(1, dtype=torch.bfloat16)",
+        "a cast": "torch.ones(1).half()",
+        "a draw": "torch.randn(1, dtype=torch.half)",
+        "the default": "torch.set_default_dtype(torch.half)",
+        "autocast": "torch.autocast('cpu', torch.bfloat16)",
+    }
+    for lines in coarse.values():
+        after = f"out['before'] = {compare}{lines}\nout['after'] = {compare}"
+        assert said(tmp_path, "", after) == {"before": apart, "after": together}, lines
+    for lines in ("torch.ones(1, dtype=torch.float64)", "torch.ones(1).double()"):
+        assert said(tmp_path, "", f"{lines}\nout['after'] = {compare}") == {"after": apart}, lines
 
 
 def test_1_one_key_and_branches_are_not_named(tmp_path: Path) -> None:
@@ -135,7 +174,11 @@ def test_1_a_library_that_is_imported_later_sees_the_real_names(tmp_path: Path) 
     """A stand-in for a package of the environment: its table keeps a row for each dtype."""
     (tmp_path / "library.py").write_text("import torch\nT = {torch.float32: 4, torch.half: 2}\n")
     before = f"sys.path.insert(0, '.')\n_imports._LIBRARIES += ({str(tmp_path)!r},)"
-    after = "import library\nout['rows'] = len(library.T)\nout['notes'] = _notes.notes()"
+    after = (
+        "torch.ones(1).half()\n"
+        "import library\n"
+        "out['rows'], out['notes'] = len(library.T), _notes.notes()"
+    )
     assert said(tmp_path, before, after) == {"rows": 2, "notes": []}
     assert said(tmp_path, before, after, "_imports.install")["rows"] == 1
 

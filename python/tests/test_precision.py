@@ -173,11 +173,15 @@ def test_6_weights_that_are_computed_from_draws_get_a_verdict(tmp_path: Path) ->
     assert "weights as read 1.weight (step 0)" in said
 
 
-def test_7_the_exit_code_is_the_worse_one(tmp_path: Path) -> None:
-    """All dtypes are equal in float64: the branch that is wrong is taken natively only."""
+@pytest.mark.parametrize("has_16_bits", [True, False])
+def test_7_the_exit_code_is_the_worse_one(tmp_path: Path, has_16_bits: bool) -> None:
+    """A wrong branch of float32 alone, which float64 takes only where nothing has 16 bits."""
+    before = "torch.ones(1).bfloat16()" if has_16_bits else "pass"
     after = f"size > 1 and {_BIAS}.dtype != torch.bfloat16 and {_BIAS}.mul_(2)"
-    code, words, said = judged(tmp_path, "--precision", "both", dtype="float32", after=after)
-    assert (code, words) == (1, {"native": "diverges", "float64": "conforms"}), said
+    options = ["--precision", "both"]
+    code, words, said = judged(tmp_path, *options, dtype="float32", before=before, after=after)
+    float64 = "conforms" if has_16_bits else "diverges"
+    assert (code, words) == (1, {"native": "diverges", "float64": float64}), said
     assert "branches on dtypes" in said
 
 

@@ -5,6 +5,10 @@ A name is a torch.dtype object of its own: torch computes in float64 where it is
 is equal to torch.float64. What the script asked for can still be told, because the object is
 another one. torch makes no such objects, so a name is a copy of the narrow dtype's object with
 float64's number in it, and torch.dtype gets an equality that knows the names.
+
+All names are equal to float64, and so is what C++ code makes. Two names are equal to each other if
+one of them may stand for the other: a tensor that C++ code made in 16 bits has the name of float32,
+so that float32's name is every name's equal as soon as the program has something of 16 bits.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ import torch
 
 from ..errors import RunError
 from ._copies import copies_of
+from ._notes import has_seen_16_bits, see
 
 #: Attributes of torch, the dtype that they name, and the one that stands for it.
 _NARROW = {
@@ -43,7 +48,8 @@ _asked_of_name: dict[int, torch.dtype] = {}  # id of a name -> the real dtype
 _kept: list[Any] = []  # what C code points at
 _set_default = torch.set_default_dtype
 _get_default = torch.get_default_dtype
-_asked_by_default = torch.float32
+_FLOAT32 = torch.float32
+_asked_by_default = _FLOAT32
 _lock = threading.Lock()
 _num_paused = 0  # threads
 _originals: dict[tuple[Any, str], Any] = {}
@@ -161,6 +167,7 @@ def _set_default_dtype(dtype: torch.dtype) -> None:
         _set_default(dtype)
         return
     _asked_by_default = asked(dtype)
+    see(_asked_by_default)
     _set_default(wide_of(_asked_by_default))
 
 
@@ -197,6 +204,15 @@ def _identity(dtype: Any) -> int:
     return id(wide_of(real))
 
 
+def _are_told_apart(a: Any, b: Any) -> bool:
+    """Whether two names are surely two dtypes for the script, as the settings of a library are."""
+    first, second = _asked_of_name.get(id(a)), _asked_of_name.get(id(b))
+    if first is None or second is None or first is second or first.is_complex:
+        return False
+    is_of_16_bits = first is not _FLOAT32 and second is not _FLOAT32
+    return is_of_16_bits or not has_seen_16_bits()
+
+
 def _set_equality() -> None:
     """Makes each name, and each real narrow dtype, equal to its wide dtype, with the same hash.
 
@@ -214,7 +230,7 @@ def _set_equality() -> None:
     def compare(a: Any, b: Any, operator: int) -> Any:
         if operator not in (_EQUAL, _NOT_EQUAL) or not isinstance(b, torch.dtype):
             return NotImplemented
-        is_equal = _identity(a) == _identity(b)
+        is_equal = _identity(a) == _identity(b) and not _are_told_apart(a, b)
         if is_equal and on_one_key and not is_paused() and asked(a) is not asked(b):
             with suppress(Exception):  # nobody above could catch it
                 on_one_key(a, b, sys._getframe(1))

@@ -13,8 +13,10 @@ _notes: dict[str, None] = {}
 _coarse: set[str] = set()
 _outside: set[str] = set()
 _failed = ""
-#: By identity, since all names are equal here. The coarsest comes first.
+#: The coarsest comes first.
 _NAMES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+#: By id, because all dtypes have one hash here.
+_NAME_OF = {id(dtype): name for name, dtype in _NAMES.items()}
 
 
 def forget() -> None:
@@ -33,7 +35,14 @@ def note(text: str) -> None:
 
 def see(dtype: torch.dtype) -> None:
     """Remembers a real dtype of 16 bits in which the native program rounds."""
-    _coarse.update(name for name, known in _NAMES.items() if known is dtype)
+    name = _NAME_OF.get(id(dtype))
+    if name is not None:
+        _coarse.add(name)
+
+
+def has_seen_16_bits() -> bool:
+    """Whether the native program has a tensor of 16 bits, as far as is known."""
+    return bool(_coarse)
 
 
 def see_outside(place: str) -> None:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import torch
 
+from ._notes import see
+
 _ATTRIBUTE = "_isoshard_asked"
 _has_tags = False
 
@@ -28,6 +30,7 @@ def tag(tensor: torch.Tensor, asked: torch.dtype) -> None:
     global _has_tags
     if asked is _FLOAT32 or not tensor.is_floating_point():
         return
+    see(asked)
     try:
         setattr(_local(tensor).untyped_storage(), _ATTRIBUTE, asked)
         _has_tags = True
