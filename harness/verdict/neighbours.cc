@@ -19,7 +19,61 @@ double peak_of(const Response& response) {
   return response.reference_norm > 0 ? response.reference_max_abs / response.reference_norm : 0;
 }
 
+/// In one step; 0 where the gradient at the output is not recorded, or has other rows.
+double error_of_rows_in_step(const Reference& reference, const RecordKey& gradient, double k,
+                             Dtype coarsest) {
+  const std::size_t dot = gradient.name.rfind('.');
+  if (dot == std::string::npos) return 0;
+  const RecordKey output{gradient.step, RecordKind::kActivationGrad, gradient.name.substr(0, dot),
+                         0};
+  const Record* const sum = reference.find(gradient);
+  const Record* const rows = reference.find(output);
+  const Response* const response = reference.response(output);
+  const Response* const of_sum = reference.response(gradient);
+  if (sum == nullptr || rows == nullptr || response == nullptr || of_sum == nullptr) return 0;
+  const Shape& shape = rows->layout.global_shape;
+  if (sum->layout.global_shape.size() != 1 || shape.empty() ||
+      shape.back() != sum->layout.global_shape[0] || !(of_sum->reference_norm > 0))
+    return 0;
+  const double error =
+      perturbed_tolerance(*response, k, coarsest, numel_of(shape), response->reference_norm)
+          .relative_error;
+  return error * response->reference_norm / of_sum->reference_norm;
+}
+
 }  // namespace
+
+double error_of_summed_rows(const Reference& reference, const RecordKey& key, double k,
+                            Dtype coarsest) {
+  if (size_of(coarsest) == 2) return 0;
+  const std::string parameter(key.kind == RecordKind::kGrad ? std::string_view(key.name)
+                              : state_of(key).empty()       ? std::string_view()
+                                                            : parsed(key).base);
+  if (!parameter.ends_with(".bias")) return 0;
+  double error = 0;
+  for (int step = key.kind == RecordKind::kGrad ? key.step : 0; step <= key.step; ++step) {
+    const RecordKey gradient{step, RecordKind::kGrad, parameter, 0};
+    error = std::max(error, error_of_rows_in_step(reference, gradient, k, coarsest));
+  }
+  return is_second_moment(key) ? (2 + error) * error : error;
+}
+
+double error_of_loss(const Reference& reference, const RecordKey& key, double k, Dtype coarsest) {
+  const Record* const begin = reference.begin_of_backward(key.step);
+  if (size_of(coarsest) == 2 || role_of(key) != NameRole::kLoss || begin == nullptr) return 0;
+  const RecordKey of_logits{key.step, RecordKind::kActivation, begin->key.name, begin->key.call};
+  const Response* const gradient = reference.response(begin->key);
+  const Response* const logits = reference.response(of_logits);
+  if (gradient == nullptr || logits == nullptr) return 0;
+  const std::int64_t numel = numel_of(begin->layout.global_shape);
+  const double error =
+      perturbed_tolerance(*logits, k, coarsest, numel, logits->reference_norm).relative_error *
+      logits->reference_norm;
+  const double part =
+      std::min(1.0, 4 / std::sqrt(static_cast<double>(std::max(numel, std::int64_t{1}))));
+  return part * gradient->reference_norm * error +
+         2 * unit_roundoff(coarsest) * std::max(1.0, logits->reference_max_abs);
+}
 
 std::string_view state_of(const RecordKey& key) noexcept {
   return parsed(key).state;

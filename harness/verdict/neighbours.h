@@ -24,6 +24,21 @@ namespace isoshard {
 [[nodiscard]] double error_of_squares(const Reference& reference, const RecordKey& key, double k,
                                       Dtype coarsest);
 
+/// For the gradient of a bias, and for the optimizer's states of one: the relative error that the
+/// roundings of its summands make, 0 for every other tensor. A bias's gradient is the sum over all
+/// rows of the gradient at its module's output. Errors of rows are taken as independent, so the sum
+/// has the norm of the summands' error, however much of the summands cancels.
+[[nodiscard]] double error_of_summed_rows(const Reference& reference, const RecordKey& key,
+                                          double k, Dtype coarsest);
+
+/// For the loss: the Frobenius norm of the error that the roundings of its logits make, 0 for every
+/// other record. Logits are the activation whose gradient the backward pass begins with. To first
+/// order, errors d of n logits make sum g d of it, at most ||g|| ||d||, and 4 / sqrt(n) of that
+/// where they are independent. And a logarithm of a softmax is rounded to the
+/// digits of a logit, and of the sum that it is of, which is at least 1.
+[[nodiscard]] double error_of_loss(const Reference& reference, const RecordKey& key, double k,
+                                   Dtype coarsest);
+
 /// The largest norm of the reference's tensors of this kind (of optimizer states, of this state) in
 /// this step; 0 if there is none.
 [[nodiscard]] double largest_norm_of_kind(const Reference& reference, const RecordKey& key);

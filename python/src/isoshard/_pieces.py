@@ -6,14 +6,12 @@ of them takes many. A run of many ranks has fewer rows and outputs a rank than o
 other roundings, which weights that are moved by one ulp do not show. docs/tolerances.md ("Pieces")
 has the figures.
 
-A loss near 0 is the difference of a logit and a logarithm, which torch rounds to the digits of the
-logit: runs with moved weights may all round it alike. So they compute the loss with more digits, and
-its gradient from logits that are shifted, which rounds each probability anew.
+Torch rounds the probabilities of a loss to the digits of a logit, and runs with moved weights may
+all round one alike. So they compute the loss from shifted logits, which rounds it anew.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -22,8 +20,6 @@ import torch
 #: Products with more rows (or outputs) have enough of them on each of 16 ranks.
 _FEW = 64
 _NUM_ROW_PIECES, _NUM_OUTPUT_PIECES = 16, 4
-#: More logits would need too much memory.
-_MOST_LOGITS = 1 << 24
 
 
 def compute_in_pieces() -> Callable[[], None]:
@@ -51,23 +47,16 @@ def compute_in_pieces() -> Callable[[], None]:
             return addmm(input, mat1, mat2, **kwargs)
         return torch.cat([addmm(input, part, mat2) for part in _rows(mat1)])
 
-    def finer_cross_entropy(input: Any, target: Any, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: A002
-        if type(input) is not torch.Tensor or not _is_wide(input):
-            return cross_entropy(input, target, *args, **kwargs)
-        shift = input.detach().abs().amax() / 3
-        loss = cross_entropy(input + shift, target, *args, **kwargs)
-        with torch.no_grad():
-            rounded = cross_entropy(input, target, *args, **kwargs)
-            finer = _finer(cross_entropy, input, target, args, kwargs)
-            # what is rounded to 0 has no size that another value could be compared with
-            wanted = torch.where((rounded != 0) & finer.isfinite(), finer, rounded.to(finer.dtype))
-            change = (wanted - loss).to(loss.dtype)
-        return loss + torch.where(change.isfinite(), change, 0)
+    def shifted_cross_entropy(input: Any, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: A002
+        if type(input) is torch.Tensor and _is_wide(input):
+            largest = input.detach().amax(min(1, input.ndim - 1), keepdim=True)  # no mask is
+            input = input + torch.where(largest.isfinite(), largest / 3, 0)  # noqa: A001
+        return cross_entropy(input, *args, **kwargs)
 
     def put(*functions: Any) -> None:
         owner.linear, torch.addmm, owner.cross_entropy = functions
 
-    put(linear_in_pieces, addmm_in_pieces, finer_cross_entropy)
+    put(linear_in_pieces, addmm_in_pieces, shifted_cross_entropy)
 
     def undo() -> None:
         put(linear, addmm, cross_entropy)
@@ -75,40 +64,9 @@ def compute_in_pieces() -> Callable[[], None]:
     return undo
 
 
-def _finer(
-    cross_entropy: Callable[..., torch.Tensor],
-    logits: torch.Tensor,
-    target: torch.Tensor,
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> torch.Tensor:
-    """The loss with more digits; as torch has it where that is not known."""
-    if logits.element_size() == 4 and not args and kwargs.get("weight") is None:
-        wide = target.double() if target.is_floating_point() else target
-        return cross_entropy(logits.double(), wide, **kwargs)
-    is_plain = not args and set(kwargs) <= {"ignore_index", "reduction"} and logits.ndim == 2
-    if logits.element_size() == 8 and is_plain and logits.shape[1] > 1 and target.ndim == 1:
-        return _of_class_ids(logits, target, **kwargs)
-    return cross_entropy(logits, target, *args, **kwargs)
-
-
-def _of_class_ids(
-    logits: torch.Tensor, target: torch.Tensor, *, ignore_index: int = -100, reduction: str = "mean"
-) -> torch.Tensor:
-    """log(1 + the sum of the others' exp(logit - target's logit)), which cancels nothing."""
-    is_counted = target != ignore_index
-    ids = torch.where(is_counted, target, 0).unsqueeze(1)
-    own = logits.gather(1, ids).squeeze(1)
-    others = torch.logsumexp(logits.scatter(1, ids, -math.inf), 1)
-    losses = torch.logaddexp(torch.zeros_like(own), others - own) * is_counted
-    if reduction == "none":
-        return losses
-    return losses.sum() / is_counted.sum() if reduction == "mean" else losses.sum()
-
-
 def _is_wide(logits: torch.Tensor) -> bool:
-    is_small = 0 < logits.numel() <= _MOST_LOGITS
-    return is_small and logits.is_floating_point() and logits.element_size() >= 4 and not _is_traced()
+    is_floating = logits.numel() > 0 and logits.is_floating_point()
+    return is_floating and logits.element_size() >= 4 and not _is_traced()
 
 
 def _is_traced() -> bool:
