@@ -7,6 +7,7 @@
 #include <tuple>
 #include <utility>
 
+#include "core/observe/layer_name.h"
 #include "harness/ids/phrase.h"
 #include "harness/verdict/neighbours.h"
 #include "harness/verdict/pooled.h"
@@ -27,9 +28,23 @@ bool is_outside_by_scale(const PooledComparison& p) {
   return !p.allowed_scale.holds(p.scale);
 }
 
-/// Whether `broad` is outside, too, by nearly the same factor or shift.
+/// Whether `broad` is `part`, or has its tensors. What ranks hold is a part of everything alone.
+bool contains(const PooledComparison& broad, const PooledComparison& part) {
+  if (broad.pool == PoolOf::kAll || broad.name == part.name) return true;
+  const bool is_group = broad.pool == PoolOf::kLayer || broad.pool == PoolOf::kClass;
+  if (!is_group || part.pool != PoolOf::kTensor) return false;
+  const auto layer = layer_in(part.first.name), own = layer_in(broad.first.name);
+  if (!layer.has_value() || !own.has_value()) return false;
+  return broad.pool == PoolOf::kLayer
+             ? part.first.name.substr(0, layer->end) == broad.first.name.substr(0, own->end)
+             : part.first.name.substr(layer->end) == broad.first.name.substr(own->end);
+}
+
+/// Whether `broad` is outside, too, by nearly the same factor or shift of all that it has.
 bool explains(const PooledComparison& broad, const PooledComparison& worst) {
-  if (broad.within || is_outside_by_scale(broad) != is_outside_by_scale(worst)) return false;
+  if (broad.within || is_outside_by_scale(broad) != is_outside_by_scale(worst) ||
+      !contains(broad, worst))
+    return false;
   return is_outside_by_scale(worst) ? (broad.scale - 1) / (worst.scale - 1) >= kNearlyAsFar
                                     : broad.shift / worst.shift >= kNearlyAsFar;
 }

@@ -288,5 +288,31 @@ TEST(TablesAfterAStep, MayHaveOneElementThatSteppedTheOtherWay) {
   EXPECT_EQ(status("other.weight", {16, 8}, 1), Status::kDiverges) << "no table of that name";
 }
 
+TEST(PooledFindings, ABroaderPoolIsNamedOnlyIfItHasTheTensorThatIsFarthestOff) {
+  const auto off = [](PoolOf pool, const char* name, const char* first, double scale) {
+    PooledComparison p;
+    p.pool = pool;
+    p.name = name;
+    p.first = {0, RecordKind::kActivationGrad, first, 0};
+    p.tensors = pool == PoolOf::kTensor ? 1 : 2;
+    p.scale = scale;
+    p.allowed_scale = {0.999, 1.001};
+    p.allowed_shift = {-1, 1};
+    p.within = false;
+    return p;
+  };
+  const auto core = off(PoolOf::kTensor, "core of layer 1", "layers.1.core", 1.0037);
+  const auto named = [&](const PooledComparison& broad) {
+    return pooled_findings({broad, core}).front().key.name;
+  };
+
+  EXPECT_EQ(named(off(PoolOf::kClass, "all k_proj", "layers.0.k_proj", 1.0036)), "layers.1.core");
+  EXPECT_EQ(named(off(PoolOf::kLayer, "layers.0", "layers.0.core", 1.0036)), "layers.1.core");
+  EXPECT_EQ(named(off(PoolOf::kClass, "all core", "layers.0.core", 1.0036)), "layers.0.core");
+  EXPECT_EQ(named(off(PoolOf::kLayer, "layers.1", "layers.1.mlp", 1.0036)), "layers.1.mlp");
+  EXPECT_EQ(named(off(PoolOf::kAll, "all", "norm", 1.0036)), "norm");
+  EXPECT_EQ(named(off(PoolOf::kAll, "all", "norm", 1.002)), "layers.1.core") << "less far off";
+}
+
 }  // namespace
 }  // namespace isoshard
