@@ -106,6 +106,12 @@ namespace isoshard::detail {
 
 /// Copies that differ in runs of elements alone, which are right on one of the ranks.
 [[nodiscard]] Cause cause_part_differs(const Evidence& e);
+/// Whether copies differ within the tolerance and none of them can be taken as right: there is no
+/// majority, and none is much nearer to the reference than the others.
+[[nodiscard]] bool is_any_copy_wrong(const Evidence& e);
+/// One number, such as a loss or a norm, that is off. It has a factor and an offset as
+/// alternatives.
+[[nodiscard]] Cause cause_number_off(const Evidence& e);
 /// That copies differ, and over what.
 [[nodiscard]] Cause cause_differing_copies(const Evidence& e);
 

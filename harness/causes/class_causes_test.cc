@@ -91,8 +91,30 @@ TEST(ClassCauses, ANumberIsStaleOnlyIfItIsThatNumber) {
   };
 
   EXPECT_THAT(cause_of(body(4.5), body(3.25)), IsCause(CauseId::kStaleBySteps, {{"steps", 1}}));
-  EXPECT_THAT(cause_of(body(4.5), body(3.26)), IsNoCause());
-  EXPECT_THAT(cause_of(body(3.2501), body(3.25)), IsNoCause()) << "too near to the right one";
+  EXPECT_THAT(cause_of(body(4.5), body(3.26)),
+              IsCause(CauseId::kNumberOff, {{"offset", -1.24}, {"scale", 3.26 / 4.5}}));
+  EXPECT_THAT(cause_of(body(3.2501), body(3.25)), IsCause(CauseId::kNumberOff))
+      << "too near to the right one";
+}
+
+TEST(ClassCauses, ANumberHasAFactorAndAnOffsetAsAlternatives) {
+  const auto body = [](const std::vector<double>& of_ranks) {
+    return Body([=](Sink& sink, int rank) {
+      const auto place = static_cast<std::size_t>(rank) % of_ranks.size();
+      sink.on_record(site(RecordKind::kScalar, "loss", layout_of({1})),
+                     at::tensor({of_ranks[place]}, at::kDouble));
+    });
+  };
+
+  EXPECT_THAT(cause_of(body({4}), body({4, 4, 4, 4.28, 4.28, 4.28})),
+              IsCause(CauseId::kNumberOff, {{"offset", 0.28}, {"scale", 1.07}}));
+  EXPECT_THAT(cause_of(body({4}), body({4.28})),
+              IsCause(CauseId::kNumberOff, {{"offset", 0.28}, {"scale", 1.07}}));
+  EXPECT_THAT(cause_of(body({4}), body({4.3, 4.28, 4.26, 4.3, 4.28, 4.26})),
+              IsCause(CauseId::kNumbersOff));
+  EXPECT_THAT(cause_of(body({4}), body({3.9, 3.9, 3.9, 4.1, 4.1, 4.1})),
+              IsCause(CauseId::kRankLocal, {{"axis", "dp"}}))
+      << "their mean is right";
 }
 
 /// The gradient of one parameter in two steps; `change` gets the earlier and the right one. The

@@ -115,6 +115,7 @@ constexpr Pattern kPatterns[] = {
     {kActivation | kActivationGrad, Needs::kRecord, cause_in_handover},
     {kTensor, Needs::kBytes, cause_part_differs},
     {kTensor, Needs::kBytes, cause_wrong_part},
+    {kScalar, Needs::kBytes, cause_number_off},
     {kAny, Needs::kRecord, cause_differing_copies},
 };
 
@@ -158,7 +159,8 @@ void add_place(Cause& cause, const Evidence& e) {
   const auto add = [&](std::string_view name, const auto& value) {
     if (find_value(cause.values, name) == nullptr) cause.values.emplace_back(name, value);
   };
-  if (e.bad_ranks().size() < e.held.size()) add("ranks", e.bad_ranks());
+  const bool knows_ranks = cause.id != CauseId::kEitherCopyWrong;
+  if (knows_ranks && e.bad_ranks().size() < e.held.size()) add("ranks", e.bad_ranks());
   if (!e.result.differing_axes.empty()) add("axes", names_of(e.result.differing_axes));
   cause.values = with_short_lists(std::move(cause.values));
 }

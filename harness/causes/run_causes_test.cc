@@ -110,7 +110,7 @@ TEST(RunCauses, AMeanOfRankMeansIsTold) {
   EXPECT_THAT(
       cause_of(rank_means(3, true), rank_means(4, false)),
       IsCause(CauseId::kMeanOfRankMeans, {{"means", 2}, {"token_counts", std::vector{3.0, 1.0}}}));
-  EXPECT_THAT(cause_of(rank_means(3, true), rank_means(3.5, false)), IsNoCause());
+  EXPECT_THAT(cause_of(rank_means(3, true), rank_means(3.5, false)), IsOnlyOff());
 }
 
 // With equally many tokens the mean of means is the right mean, whatever made the means wrong.
@@ -133,7 +133,7 @@ TEST(RunCauses, AMeanOfMeansThatIsTheTokenMeanIsNoCause) {
 
   ASSERT_EQ(verdict.findings.size(), 2U);
   for (const Finding& finding : verdict.findings)
-    EXPECT_THAT(finding.cause, IsNoCause()) << finding.what;
+    EXPECT_THAT(finding.cause, IsOnlyOff()) << finding.what;
 }
 
 /// Losses of two dp ranks, 2 samples of 3 tokens each, over logits of 5 columns that tp 3 pads to
@@ -174,7 +174,7 @@ TEST(RunCauses, PaddingInASoftmaxIsTold) {
   EXPECT_THAT(wrong([](const at::Tensor& lse) {
                 return 1.5 * lse.neg().exp().log1p().mean().item<double>();
               }),
-              IsNoCause());
+              IsOnlyOff());
 }
 
 TEST(RunCauses, AScalarsFactorIsToldIfItIsANumberOfTheRun) {
@@ -184,7 +184,7 @@ TEST(RunCauses, AScalarsFactorIsToldIfItIsANumberOfTheRun) {
               IsCause(CauseId::kScaleOfFormula, {{"scale", 1.526e-05}, {"formula", "2^-16"}}));
   EXPECT_THAT(cause_of(scalars({{"loss", 5}}), scalars({{"loss", 5 + std::log(3.0)}})),
               IsCause(CauseId::kOffsetOfDegree, {{"offset", 1.0986}, {"axis", "tp"}}));
-  EXPECT_THAT(cause_of(scalars({{"x", 5}}), scalars({{"x", 6.1}})), IsNoCause());
+  EXPECT_THAT(cause_of(scalars({{"x", 5}}), scalars({{"x", 6.1}})), IsOnlyOff());
 }
 
 /// A split weight whose squares are 2, 3, 4 on the tp ranks, a replicated one with 9: the norm is
@@ -216,7 +216,7 @@ TEST(RunCauses, ANormThatCountsSquaresTooOftenOrNotAtAllIsTold) {
   EXPECT_THAT(wrong([](int) { return std::sqrt(9.0); }), IsCause(CauseId::kReplicatedLeftOut));
   EXPECT_THAT(wrong([](int tp) { return std::sqrt(tp == 0 ? 8.0 : 5.0); }),
               IsCause(CauseId::kSquaresNotSummed, {{"axis", "tp"}, {"axes", std::vector{"tp"}}}));
-  EXPECT_THAT(wrong([](int) { return 4.7; }), IsNoCause());
+  EXPECT_THAT(wrong([](int) { return 4.7; }), IsOnlyOff());
 }
 
 // In 16 bits the run's gradients, and so the squares of its norm, are not so near the reference's.
@@ -232,8 +232,7 @@ TEST(RunCauses, SquaresAddUpToThoseOfTheRunsOwnGradients) {
 
   EXPECT_THAT(wrong([](int tp) { return std::sqrt(tp == 0 ? 8.0 : 5.0); }),
               IsCause(CauseId::kSquaresNotSummed, {{"axis", "tp"}, {"axes", std::vector{"tp"}}}));
-  EXPECT_THAT(wrong([](int tp) { return std::sqrt(tp == 0 ? 8.0 : 5.05); }),
-              IsCause(CauseId::kCopiesDifferOverAxes, {{"axes", std::vector{"tp"}}}));
+  EXPECT_THAT(wrong([](int tp) { return std::sqrt(tp == 0 ? 8.0 : 5.05); }), IsOnlyOff());
 }
 
 // The same where gradients are cut over dp as runs, besides: of a tensor of 6 split over tp, and of
@@ -268,7 +267,7 @@ TEST(RunCauses, SquaresAreToldApartWhereRanksHoldRuns) {
               IsCause(CauseId::kReplicatedCountedOften, {{"degree", 3}, {"axis", "tp"}}));
   EXPECT_THAT(wrong(sum(split.narrow(0, 2, 2)) + sum(alike)),
               IsCause(CauseId::kNormOfOneRank, {{"axis", "tp"}, {"coordinate", 1}}));
-  EXPECT_THAT(wrong(sum(split) + 1.4 * sum(alike)), IsNoCause());
+  EXPECT_THAT(wrong(sum(split) + 1.4 * sum(alike)), IsOnlyOff());
 }
 
 /// A parameter before and after a step of `factor` times the right one, on every rank or on tp rank
@@ -470,7 +469,7 @@ TEST(RunCauses, MicroBatchesOfAPassAreTold) {
                 IsCause(CauseId::kMicroBatchWeights,
                         {{"weights", std::vector{0.25, 1.0}}, {"micro_batches", 2}}))
         << "numbers of the run";
-    EXPECT_THAT(weights_are({1, 0.61, 1.73, 1}, from_loss), IsNoCause())
+    EXPECT_THAT(weights_are({1, 0.61, 1.73, 1}, from_loss), from_loss ? IsOnlyOff() : IsNoCause())
         << "any weights fit something";
   }
   EXPECT_THAT(weights_are({2, 2, 2, 2}, false),
@@ -493,7 +492,7 @@ TEST(RunCauses, AMeanOfMeansOfMicroBatchesIsTold) {
               IsCause(CauseId::kMeanOfRankMeans,
                       {{"means", 4}, {"token_counts", std::vector{5.0, 4.0, 4.0, 6.0}}}));
   samples.weights[1][3] = 0.9;
-  EXPECT_THAT(weights_are(samples), IsNoCause()) << "one sample has another weight";
+  EXPECT_THAT(weights_are(samples), IsOnlyOff()) << "one sample has another weight";
 }
 
 /// Four micro-batches of a linear module "m" with input "x", 2 samples of 3 tokens on each dp rank.

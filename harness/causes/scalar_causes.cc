@@ -489,4 +489,39 @@ Cause cause_in_scalars(const Evidence& e) {
   return offset.empty() ? softmax_over_padding(e, *bad) : offset;
 }
 
+Cause cause_number_off(const Evidence& e) {
+  constexpr double kAlike = 1e-3;  // of the offset
+  if (e.wanted.key.kind != RecordKind::kScalar || !is_floating(e.wanted.dtype) ||
+      is_any_copy_wrong(e))
+    return {};
+  std::vector<double> offsets, factors;
+  std::vector<int> ranks;
+  for (const View* const view : e.bad_views()) {
+    if (view->actual.numel() != 1) return {};
+    const double seen = view->actual.flattened().item(), right = view->expected.flattened().item();
+    ranks.push_back(view->rank);
+    offsets.push_back(seen - right);
+    if (right != 0) factors.push_back(seen / right);
+  }
+  if (offsets.empty()) return {};
+  const bool have_factors = factors.size() == offsets.size();
+  const bool is_one = std::ranges::all_of(
+      offsets, [&](double offset) { return is_near(offset, offsets.front(), kAlike); });
+  NamedValues values;
+  if (is_one) {
+    values = {{"offset", offsets.front()}, e.on_bad_ranks()};
+    if (have_factors) {
+      values.emplace_back("scale", factors.front());
+      values.push_back(NamedValue::words("or_factor", phrase(PhraseId::kOrFactor, values)));
+    }
+    return make_cause(CauseId::kNumberOff, std::move(values));
+  }
+  values = {{"offsets", offsets}, {"ranks", ranks}};
+  if (have_factors) {
+    values.emplace_back("factors", factors);
+    values.push_back(NamedValue::words("or_factors", phrase(PhraseId::kOrFactors, values)));
+  }
+  return make_cause(CauseId::kNumbersOff, std::move(values));
+}
+
 }  // namespace isoshard::detail

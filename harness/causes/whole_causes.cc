@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
+#include <map>
 #include <optional>
 #include <set>
 #include <string>
@@ -101,6 +103,12 @@ bool fits_by_chance(const Evidence& e, const Stats& s, double factor) {
   return static_cast<double>(s.numel - 1) * bits < kLeastBits;
 }
 
+/// So few numbers that a factor and an offset fit them alike.
+bool are_few(const Evidence& e) {
+  constexpr std::int64_t kFew = 8;
+  return e.wanted.key.kind == RecordKind::kScalar && numel_of(e.wanted.layout.global_shape) < kFew;
+}
+
 /// Where the factor of a gradient of queries or keys is a root of a degree or of the head size, by
 /// which scores may be scaled: a hint, and that number.
 NamedValues factor_of_scores(const Evidence& e, double factor) {
@@ -160,8 +168,14 @@ NamedValues factor_of_dropout(const Evidence& e, double factor) {
 }  // namespace
 
 Cause cause_rank_local(const Evidence& e) {
+  constexpr double kMuchNearer = 0.25, kOfOneNumber = 0x1p-10;  // of the error
   const View* bad = e.first_bad_view();
   if (bad == nullptr) return {};
+  const bool is_number = bad->actual.numel() == 1;
+  const auto explains = [&](const Values& candidate, double error) {
+    return e.explains(candidate, bad->expected, error) &&
+           (!is_number || distance(candidate, bad->expected) <= kOfOneNumber * error);
+  };
   double error = distance(bad->actual, bad->expected);
   for (const AxisDegree& axis : e.actual.mesh.axes()) {
     const std::vector<const View*> copies =
@@ -173,17 +187,18 @@ Cause cause_rank_local(const Evidence& e) {
     bool is_one_right = false;
     for (const View* copy : copies) {
       sum = sum + copy->actual;
-      is_one_right = is_one_right || distance(copy->actual, bad->expected) <=
-                                         e.tolerance() * norm_of(bad->expected);
+      const double own = distance(copy->actual, bad->expected);
+      is_one_right = is_one_right ||
+                     (own <= e.tolerance() * norm_of(bad->expected) && own <= kMuchNearer * error);
     }
     // a copy that is right is no share: the others lack everything
     if (is_one_right) continue;
-    if (e.explains(sum, bad->expected, error)) {
+    if (explains(sum, error)) {
       return make_cause(CauseId::kRankLocalPartial,
                         {{"axis", name_of(axis.axis)}, holders, {"copies", copies.size()}});
     }
     for (const View* copy : copies) error = std::max(error, distance(copy->actual, copy->expected));
-    if (e.explains(best_combination(copies), bad->expected, error)) {
+    if (explains(best_combination(copies), error)) {
       return make_cause(CauseId::kRankLocal,
                         {{"axis", name_of(axis.axis)}, holders, {"copies", copies.size()}});
     }
@@ -225,6 +240,7 @@ Cause cause_scale(const Evidence& e) {
     Cause cause = e.scale_cause(*factor, more);
     // where no number of the run explains the factor, others may
     if (!is_bare(cause)) return cause;
+    if (are_few(e)) return {};
     for (const auto hint_of : {factor_of_dropout, factor_of_scores}) {
       const NamedValues hint = hint_of(e, *factor);
       if (hint.empty()) continue;
@@ -239,7 +255,8 @@ Cause cause_scale(const Evidence& e) {
   if (const auto factor = explained_factor(e, own)) {
     const std::string on_rank = phrase(PhraseId::kOnTheRanks, {{"ranks", h->rank->rank}});
     Cause cause = e.scale_cause(*factor, {NamedValue::words("on_ranks", on_rank)});
-    return is_bare(cause) && fits_by_chance(e, own, *factor) ? Cause() : cause;
+    const bool fits_others = are_few(e) || fits_by_chance(e, own, *factor);
+    return is_bare(cause) && fits_others ? Cause() : cause;
   }
   return {};
 }
@@ -289,9 +306,38 @@ Cause cause_zeros(const Evidence& e) {
                                       e.on_bad_ranks()});
 }
 
+bool is_any_copy_wrong(const Evidence& e) {
+  constexpr double kMuchNearer = 0.5;  // of the error of the copy that is farthest off
+  if (e.result.findings.front().id != FindingId::kCopiesDiffer) return false;
+  struct Copies {
+    std::map<std::uint64_t, int> votes;
+    double least = std::numeric_limits<double>::infinity(), most = 0;
+  };
+  std::map<Shape, Copies> places;
+  for (const Held& held : e.held) {
+    for (const PartStats& part : held.record->parts) {
+      Copies& copies = places[place_of(part, is_flat(held.record->layout))];
+      ++copies.votes[part.digest];
+      const double error = std::sqrt(part.stats.sum_sq_diff);
+      copies.least = std::min(copies.least, error);
+      copies.most = std::max(copies.most, error);
+    }
+  }
+  return std::ranges::none_of(places, [](const auto& place) {
+    const Copies& copies = place.second;
+    const auto usual = std::ranges::max_element(copies.votes, {}, [](auto& v) { return v.second; });
+    const bool is_majority = std::ranges::count_if(copies.votes, [&](const auto& vote) {
+                               return vote.second == usual->second;
+                             }) == 1;
+    return copies.votes.size() > 1 && (is_majority || copies.least <= kMuchNearer * copies.most);
+  });
+}
+
 Cause cause_differing_copies(const Evidence& e) {
   if (e.result.differing_axes.empty()) return {};
-  return make_cause(CauseId::kCopiesDifferOverAxes, {{"axes", names_of(e.result.differing_axes)}});
+  return make_cause(
+      is_any_copy_wrong(e) ? CauseId::kEitherCopyWrong : CauseId::kCopiesDifferOverAxes,
+      {{"axes", names_of(e.result.differing_axes)}});
 }
 
 }  // namespace isoshard::detail

@@ -46,7 +46,11 @@ constexpr auto kCauses = [] {
       {kZeros, "zeros",
        "{zeros} element{zeros:s} that should not be {zeros:is} 0, the others right (in "
        "row{rows:s} {first_rows}){on_ranks}"},
+      {kNumberOff, "number_off", "off by {offset:.4g}{?or_factor}{on_ranks}"},
+      {kNumbersOff, "numbers_off", "ranks {ranks} are off by {offsets:.4g}{?or_factors}"},
       {kCopiesDifferOverAxes, "copies_differ_over_axes", "copies differ over {axes:and}"},
+      {kEitherCopyWrong, "either_copy_wrong",
+       "copies differ over {axes:and}, and each is as near to the reference as the others"},
       {kValuesNotFinite, "values_not_finite", "{num_values} value{num_values:s} not finite"},
       // ---- accumulation ----
       {kLargestPart, "largest_part",

@@ -33,7 +33,10 @@ enum class CauseId : std::uint16_t {
   kOneElementWrong,
   kPartWrong,
   kZeros,
+  kNumberOff,
+  kNumbersOff,
   kCopiesDifferOverAxes,
+  kEitherCopyWrong,
   kValuesNotFinite,
   // accumulation
   kLargestPart,

@@ -102,6 +102,7 @@ constexpr auto kPhrases = [] {
       {kOfWhatTheStepAdds, "of_what_the_step_adds", " of what the step adds"},
       {kIsFormula, "is_formula", " = {formula}"},
       {kOrFactor, "or_factor", " or by a factor of {scale:.6g}"},
+      {kOrFactors, "or_factors", " or by factors of {factors:.6g}"},
       // ---- of causes: read ----
       {kRanks, "ranks", "rank{ranks:s} {ranks}"},
       // ---- of causes: resume ----

@@ -89,6 +89,7 @@ enum class PhraseId : std::uint8_t {
   kOfWhatTheStepAdds,
   kIsFormula,
   kOrFactor,
+  kOrFactors,
   // of causes: read
   kRanks,
   // of causes: resume

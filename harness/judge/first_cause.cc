@@ -5,6 +5,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <set>
 #include <string>
@@ -152,13 +153,30 @@ void explain(Finding& finding, const RecordKey& of, Cause cause) {
   if (of != finding.key) finding.cause.values.emplace_back("of", describe(of));
 }
 
-/// Where no pattern fits the first finding, another one of its step and stage may say why.
+/// Whether a cause says how wrong values look, and nothing of what makes them so.
+bool only_describes(CauseId cause) {
+  constexpr std::array kDescriptions = {CauseId::kNumberOff, CauseId::kNumbersOff,
+                                        CauseId::kCopiesDifferOverAxes, CauseId::kEitherCopyWrong,
+                                        CauseId::kPartWrong};
+  return std::ranges::find(kDescriptions, cause) != kDescriptions.end();
+}
+
+/// Whether a wrong tensor of a stage makes later ones of it wrong: their patterns say nothing.
+bool is_computed_in_turn(Stage stage) {
+  return stage == Stage::kForward || stage == Stage::kActivationGrad;
+}
+
+/// Where no pattern fits the first finding, or it is one number that is off, another finding of its
+/// step and stage may say why.
 void borrow_cause(std::vector<Finding>& findings) {
   Finding& first = findings.front();
-  if (!first.diagnosis.empty()) return;
+  const bool is_number =
+      first.cause.id == CauseId::kNumberOff || first.cause.id == CauseId::kNumbersOff;
+  if ((!first.diagnosis.empty() && !is_number) || is_computed_in_turn(first.stage)) return;
   for (const Finding& other : findings) {
     if (other.key.step != first.key.step || other.stage != first.stage) return;
-    if (other.diagnosis.empty() || other.key == first.key) continue;
+    if (other.diagnosis.empty() || other.key == first.key || only_describes(other.cause.id))
+      continue;
     first.cause = other.cause;
     first.cause.values.emplace_back("of", describe(other.key));
     first.diagnosis = phrase(PhraseId::kOfAnotherTensor, {{"diagnosis", other.diagnosis}});

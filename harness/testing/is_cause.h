@@ -62,6 +62,12 @@ class CauseMatcher {
   return IsCause(CauseId::kNone);
 }
 
+/// Matches where no pattern fits a number: its offset and its factor are alternatives.
+[[nodiscard]] inline testing::Matcher<const Cause&> IsOnlyOff() {
+  return testing::Field("id", &Cause::id,
+                        testing::AnyOf(CauseId::kNumberOff, CauseId::kNumbersOff));
+}
+
 /// Matches a cause without a value of that name: without "ranks" all ranks are wrong.
 [[nodiscard]] inline testing::Matcher<const Cause&> HasNoValue(std::string_view name) {
   return testing::Field("values", &Cause::values,

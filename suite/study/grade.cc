@@ -23,6 +23,7 @@ enum class Says : std::uint8_t {
   kOneZero,       ///< zeros: no more than one a rank
   kOneKept,       ///< kept: no more than one a rank
   kOneElement,    ///< first, last: the same
+  kOneParameter,  ///< num_parameters: 1
   kByOne,         ///< shift: one place, either way
   kToBf16,        ///< dtype
   kOverTheCall,   ///< axis: that of the collective
@@ -83,6 +84,16 @@ constexpr RightCause kRightCauses[] = {
     {kCalls, FaultChange::kScale, kAny, CauseId::kScale, Says::kFactor, Purpose::kLossReduce},
     {kCalls, FaultChange::kScale, kAny, CauseId::kScaleOfFormula, Says::kFactor,
      Purpose::kLossReduce},
+    // An offset and a factor of the loss are alternatives, one of which is the bug.
+    {kCalls, FaultChange::kScale, kAny, CauseId::kNumberOff, Says::kFactor, Purpose::kLossReduce},
+    {kCalls, FaultChange::kScale, kAny, CauseId::kNumbersOff, Says::kFactors, Purpose::kLossReduce},
+    {kCalls, FaultChange::kShift, kAny, CauseId::kNumberOff, Says::kFactor, Purpose::kLossReduce},
+    {kCalls, FaultChange::kZero, kAny, CauseId::kNumberOff, Says::kScaleZero, Purpose::kLossReduce},
+    {kCalls, FaultChange::kScale, kWhole, CauseId::kNumberOff, Says::kRootOfFactor,
+     Purpose::kClipNorm},
+    // The call has the squares of each parameter.
+    {kCalls, FaultChange::kZero, kOne, CauseId::kSquaresLeftOut, Says::kOneParameter,
+     Purpose::kClipNorm},
     // The call has a sum of exponentials, the loss its logarithm.
     {kCalls, FaultChange::kScale, kWhole, CauseId::kOffsetOfDegree, Says::kLogOfFactor,
      Purpose::kVocabParallelLogsumexp},
@@ -134,13 +145,23 @@ constexpr RightCause kRightCauses[] = {
 
 /// They say where copies or values differ, or how values look, and not what was done to them.
 constexpr std::array kTellThePlace = {
-    CauseId::kCopiesDifferOverAxes, CauseId::kPartNotReached,
-    CauseId::kValuesNotFinite,      CauseId::kNotSlices,
-    CauseId::kLogitRowsNotZero,     CauseId::kRightAtEndOfStep,
-    CauseId::kReceivedOther,        CauseId::kWrongBetweenStages,
-    CauseId::kWrongWithForeignKeys, CauseId::kSameRowAdded,
-    CauseId::kOneElementWrong,      CauseId::kPartWrong,
-    CauseId::kPoolMultiplied,       CauseId::kPoolShifted,
+    CauseId::kCopiesDifferOverAxes,
+    CauseId::kPartNotReached,
+    CauseId::kValuesNotFinite,
+    CauseId::kNotSlices,
+    CauseId::kLogitRowsNotZero,
+    CauseId::kRightAtEndOfStep,
+    CauseId::kReceivedOther,
+    CauseId::kWrongBetweenStages,
+    CauseId::kWrongWithForeignKeys,
+    CauseId::kSameRowAdded,
+    CauseId::kOneElementWrong,
+    CauseId::kPartWrong,
+    CauseId::kPoolMultiplied,
+    CauseId::kPoolShifted,
+    CauseId::kNumberOff,
+    CauseId::kNumbersOff,
+    CauseId::kEitherCopyWrong,
 };
 
 bool says_word(const Cause& cause, std::string_view name, std::string_view word) {
@@ -199,6 +220,8 @@ bool holds(Says says, const Cause& cause, const Injection& c, std::span<const in
       return number("kept") <= most;
     case Says::kOneElement:
       return number("first") == number("last");
+    case Says::kOneParameter:
+      return number("num_parameters") == 1;
     case Says::kByOne:
       return std::fabs(number("shift")) == 1;
     case Says::kToBf16:
@@ -231,6 +254,7 @@ bool tells_its_place(const Cause& cause, const Injection& c) {
   };
   switch (cause.id) {
     case CauseId::kCopiesDifferOverAxes:
+    case CauseId::kEitherCopyWrong:
       return is_its_axis("axes");
     case CauseId::kPartNotReached:
       // what a rank has of a call's result or a parameter may be a part of the tensor
@@ -263,9 +287,11 @@ CauseGrade grade_of(const Injection& composition, std::span<const int> wrong_ran
                     const Blame& blame) {
   const Cause& cause = blame.cause;
   if (cause.empty()) return CauseGrade::kNone;
-  const bool is_there = std::ranges::all_of(blame.ranks, [&](int rank) {
-    return std::ranges::find(wrong_ranks, rank) != wrong_ranks.end();
-  });
+  // which copy is wrong is not known
+  const bool is_any_rank = cause.id == CauseId::kEitherCopyWrong;
+  const bool is_there = is_any_rank || std::ranges::all_of(blame.ranks, [&](int rank) {
+                          return std::ranges::find(wrong_ranks, rank) != wrong_ranks.end();
+                        });
   if (!is_there || !blame.at_place.value_or(true)) return CauseGrade::kWrong;
   const bool is_right = std::ranges::any_of(kRightCauses, [&](const RightCause& right) {
     return right.cause == cause.id && is_about(right, composition) &&

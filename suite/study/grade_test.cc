@@ -124,6 +124,36 @@ TEST(CauseGrade, OfACallTakesWhatTheRecordMakesOfIt) {
             CauseGrade::kWrong);
 }
 
+TEST(CauseGrade, OfOneNumberTakesAFactorAndAnOffsetAsAlternatives) {
+  Injection loss = scaled();
+  loss.point = FaultPoint::kCollective;
+  loss.called = {CollectiveOp::kAllReduce, Purpose::kLossReduce, Axis::kDp};
+  loss.ranks = {};
+  const NamedValues off = {{"offset", 0.0458}, {"scale", 1.01}};
+  EXPECT_EQ(on_all_ranks(loss, CauseId::kNumberOff, off), CauseGrade::kRight);
+  EXPECT_EQ(on_all_ranks(loss, CauseId::kNumberOff, {{"offset", 0.09}, {"scale", 1.02}}),
+            CauseGrade::kPlaceOnly);
+  loss.change = FaultChange::kNoise;
+  EXPECT_EQ(on_all_ranks(loss, CauseId::kNumberOff, off), CauseGrade::kPlaceOnly);
+  loss.called.purpose = Purpose::kClipNorm;
+  loss.change = FaultChange::kZero;
+  EXPECT_EQ(on_all_ranks(loss, CauseId::kSquaresLeftOut, {{"num_parameters", 1}}),
+            CauseGrade::kWrong)
+      << "all squares are left out";
+  loss.extent = FaultExtent::kElement;
+  EXPECT_EQ(on_all_ranks(loss, CauseId::kSquaresLeftOut, {{"num_parameters", 1}}),
+            CauseGrade::kRight);
+}
+
+TEST(CauseGrade, OfCopiesOfWhichAnyMayBeWrongIsThePlaceOnAnyRank) {
+  const NamedValues axes = {{"axes", std::array{"tp"}}};
+  const auto on_ranks_0_and_2 = [&](CauseId id) {
+    return grade_of(scaled(), kTpRank1, {true, {0, 2}, {id, axes}});
+  };
+  EXPECT_EQ(on_ranks_0_and_2(CauseId::kEitherCopyWrong), CauseGrade::kPlaceOnly);
+  EXPECT_EQ(on_ranks_0_and_2(CauseId::kCopiesDifferOverAxes), CauseGrade::kWrong);
+}
+
 TEST(CauseGrade, OfNoiseIsAtMostThePlace) {
   Injection noise = scaled();
   noise.change = FaultChange::kNoise;
