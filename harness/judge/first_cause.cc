@@ -155,9 +155,9 @@ void explain(Finding& finding, const RecordKey& of, Cause cause) {
 
 /// Whether a cause says how wrong values look, and nothing of what makes them so.
 bool only_describes(CauseId cause) {
-  constexpr std::array kDescriptions = {CauseId::kNumberOff, CauseId::kNumbersOff,
-                                        CauseId::kCopiesDifferOverAxes, CauseId::kEitherCopyWrong,
-                                        CauseId::kPartWrong};
+  constexpr std::array kDescriptions = {
+      CauseId::kNumberOff,       CauseId::kNumbersOff,      CauseId::kCopiesDifferOverAxes,
+      CauseId::kEitherCopyWrong, CauseId::kOneElementWrong, CauseId::kPartWrong};
   return std::ranges::find(kDescriptions, cause) != kDescriptions.end();
 }
 
