@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from test_evidence import judged
 from torch import nn
 
 import isoshard
@@ -229,3 +230,28 @@ def test_ranks_that_share_out_the_step_by_hand_conform(
         raises=False,
     )
     assert report.exit_code == code
+
+
+_CLEARED = """
+model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Linear(16, 32), nn.Linear(32, 16)))
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+for x in batches:
+    for half in x.chunk(2):
+        if {condition}:
+            optimizer.zero_grad()
+        part = half.chunk(world)[rank]
+        (nn.functional.mse_loss(model(part), part.flip(1)) / 2).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.usefixtures("judge_program")
+@pytest.mark.parametrize(("condition", "code"), [("False", 0), ("True", 0), ("world > 1", 1)])
+def test_a_micro_batch_that_ranks_alone_clear_is_found(
+    tmp_path: Path, condition: str, code: int
+) -> None:
+    found, verdict = judged(tmp_path, _CLEARED.format(condition=condition))
+    assert found == code, verdict["reason"]
+    if code:
+        assert verdict["findings"][0]["stage"] == "parameter gradient"

@@ -119,8 +119,12 @@ def write_rank(
     step: int,
     entries: Sequence[Entry],
     journal: Mapping[str, Any] | None = None,
+    cleared: int = 0,
 ) -> None:
-    """Writes the three files of a step and rank; the .done file comes last."""
+    """Writes the three files of a step and rank; the .done file comes last.
+
+    `cleared`: number of attempts at the step whose gradients were cleared; they have no records.
+    """
     names = [e.tensor_name for e in entries]
     if len(set(names)) < len(names):
         twice = next(name for i, name in enumerate(names) if name in names[:i])
@@ -148,6 +152,8 @@ def write_rank(
     }
     if journal is not None:
         content["journal"] = journal
+    if cleared:
+        content["cleared"] = cleared
     stem.with_suffix(".json").write_text(json.dumps(content))
     stem.with_suffix(".done").write_text(run + "\n")
 
@@ -317,6 +323,17 @@ def read_records(directory: Path, step: int, rank: int) -> dict[str, Any]:
             record.setdefault("local_shape", entry["shape"])
             record.setdefault("dtype", DTYPES[OF_HEADER[entry["dtype"]]][0])
     return content
+
+
+def cleared_steps(directory: Path) -> list[int]:
+    """The steps before which gradients of some passes were cleared."""
+    with checked(directory):
+        found = []
+        for step in read_manifest(directory)["steps"]:
+            file = step_folder(directory, step) / f"{rank_stem(0)}.json"
+            if file.exists() and _read_json(file).get("cleared"):
+                found.append(step)
+        return found
 
 
 def write_records(directory: Path, step: int, rank: int, content: Mapping[str, Any]) -> None:

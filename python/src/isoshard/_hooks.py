@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import traceback
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +61,8 @@ class Hooks:
 
     #: Whether gradients that are cleared are in the parameters' `grad`.
     _forgets = True
+    #: The steps before which the reference clears gradients of some passes, where they are known.
+    cleared_steps: Collection[int] | None = None
 
     def __init__(
         self,
@@ -573,11 +575,14 @@ class Hooks:
     def _forget_if_cleared(self) -> None:
         """Forgets passes whose gradients no step has read, as those that a loss scaler leaves out.
 
-        A pass to warm up is one of them, too.
+        A pass to warm up is one of them, too. Where the reference has none in this step, the script
+        has lost a micro-batch, which must be seen.
         """
         if not self._forgets or not self._is_cleared or self._stepped:
             return
         self._is_cleared = False
+        if self.cleared_steps is not None and self.recorder.step not in self.cleared_steps:
+            return
         gradients = (local_of(p.grad) for _, p in self._parameters() if p.grad is not None)
         if not any(bool(gradient.any()) for gradient in gradients):
             self.recorder.forget_attempt()

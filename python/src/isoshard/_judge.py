@@ -280,7 +280,7 @@ class Driver:
         """Runs the command and compares it with the reference."""
         with self.seconds.measure("run"):
             run = self.folder / "run"
-            self._run_as_it_is(run)
+            self._run_as_it_is(run, reference)
         return self._compare(reference, run)
 
     # -- reference ---------------------------------------------------------------------------
@@ -531,9 +531,13 @@ class Driver:
             )
             raise RunError(why_failed(failure, self.options))
 
-    def _run_as_it_is(self, path: Path) -> None:
+    def _run_as_it_is(self, path: Path, reference: Path) -> None:
+        from ._bundle import cleared_steps
+
         self._say(f"run: {shlex.join(self.options.command)} ...")
         config = self._config(path, "run", None)
+        if not self.is_ours:
+            config.cleared_steps = cleared_steps(reference)
         process = self._start(self.launch, self.options.command, config)
         self._wait(path, process, is_reference=False)
 

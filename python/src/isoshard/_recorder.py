@@ -118,6 +118,7 @@ class Recorder:
         self._entries: list[Entry] = []
         self._arena = Arena()
         self._is_prepared = False
+        self._cleared = 0  # attempts at the current step that were forgotten
         self._journal: dict[str, Any] | None = None  # of the current step, once it has been made
         self.run = self._agree_on_run()
         self.comparison: WhatDiffers | None = None
@@ -362,15 +363,22 @@ class Recorder:
             if not self.steps and self.rank > 0:
                 _bundle.wait_for_folder(self.directory, self.run, _wait_seconds())
             _bundle.write_rank(
-                self.directory, self.run, self.rank, self.step, self._entries, journal
+                self.directory,
+                self.run,
+                self.rank,
+                self.step,
+                self._entries,
+                journal,
+                self._cleared,
             )
             self.steps.append(self.step)
         self.step += 1
-        self._entries, self._calls = [], {}
+        self._entries, self._calls, self._cleared = [], {}, 0
         self._arena.clear()
 
     def forget_attempt(self) -> None:
         """Forgets what the current step has recorded but for what it begins with."""
+        self._cleared += 1
         self._entries = [e for e in self._entries if e.record["kind"] == "param"]
         self._calls = {key: n for key, n in self._calls.items() if key[0] == "param"}
         self.journal.take()
