@@ -117,8 +117,8 @@ def test_mixed_precision_conforms(
     ("mesh", "fault", "words"),
     [
         (HYBRID, "replicas apart", "rank-local over dp_replicate"),
-        (HYBRID, "no division", r"first gradient of embed.weight.*scale 4|all parameters: scale 4"),
-        ({"dp": 2}, "no division", r"embed.weight: scale 2 = dp|all parameters: scale 2 = dp"),
+        (HYBRID, "no division", r"first gradient of embed.weight.*scale (4|3\.99\d*)"),
+        ({"dp": 2}, "no division", r"(embed.weight|all parameters): scale (2|1\.99\d*) = dp"),
         ({"dp": 2}, "stale shard", r"first weight as read layers.0.up.weight.*on rank 1"),
         ({"dp": 2}, "scaled twice", "scale 2"),
         ({"dp": 2}, "sync switched off", "first gradient of layers.1.norm.weight"),
@@ -178,7 +178,7 @@ def test_a_model_that_was_evaluated_first_conforms(
 @pytest.mark.parametrize(
     ("fault", "words"),
     [
-        ("no division", "scale 2 = dp"),
+        ("no division", r"scale (2|1\.99\d*) = dp"),
         ("stale shard", r"first weight as read layers.0.up.weight.*on rank 1"),
         ("sync switched off", "first gradient of layers.1.norm.weight"),
     ],
