@@ -21,7 +21,7 @@ DDP = {
     "gradients summed for averaged": before(
         _STEP,
         "    [p.grad.mul_(dist.get_world_size()) for p in trained]",
-        "q_proj.lora_B.default.weight: scale 2 = dp; the same for 4 of 8; forward right",
+        "q_proj.lora_B.default.weight: scale 2 = dp; the same for 4 of 8",
     ),
     "same data on all ranks": fault(
         "[dist.get_rank()]",
@@ -70,16 +70,17 @@ FAULTS = [
 ]
 
 _ADAPTERS = 'target_modules=["q_proj", "down_proj"]))'
-#: Adapters that are not zero are merged into the weights, which are trained then.
+#: Adapters that are not zero are merged into the weights, which are trained then. Biases of keys
+#: are not: a softmax ignores them, so that their gradients are roundings, and AdamW takes whole
+#: steps in the direction of these. What such a step leaves shows too little for a verdict.
 MERGED = (
     _ADAPTERS,
     'target_modules=["q_proj", "down_proj"], init_lora_weights=False))\n'
-    "model = model.merge_and_unload().requires_grad_()",
+    "model = model.merge_and_unload().requires_grad_()\n"
+    "for layer in model.model.layers:\n"
+    "    layer.self_attn.k_proj.bias.requires_grad_(False)",
 )
-
-
-#: With the adapters' rate, key biases (whose gradient is 0 but for roundings) become inconclusive.
-SLOWER = ("lr=1e-2", "lr=1e-3")
+SLOWER = ("lr=1e-2", "lr=1e-3")  # as whole models are trained
 
 
 @pytest.fixture(scope="module")
