@@ -148,3 +148,21 @@ def test_a_command_without_a_folder_or_a_case_is_refused() -> None:
         cli.main(["--framework", "ddp"])
     with pytest.raises(SystemExit, match="2"):
         cli.main(["--framework", "none of these", "--output-dir", "x"])
+
+
+@pytest.mark.parametrize("precision", ["native", "float64", "both", None])
+def test_the_command_judges_in_the_precision_that_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str | None
+) -> None:
+    given: dict[str, Any] = {}
+
+    def run_all(cases: Any, directory: Path, **more: Any) -> list[dict[str, Any]]:
+        given.update(more)
+        return []
+
+    monkeypatch.setattr(cli, "run_all", run_all)
+    monkeypatch.delenv("ISOSHARD_PRECISION", raising=False)
+    words = ["--output-dir", str(tmp_path), "--limit", "1"]
+    assert cli.main([*words, *([] if precision is None else ["--precision", precision])]) == 0
+    assert given["precision"] == precision
+    assert run.Runner(precision=precision)._precision == (precision or "both")

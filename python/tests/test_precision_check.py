@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,6 +95,30 @@ def test_10_check_gives_no_verdict_where_float64_changed_the_program(
     report = _checked(isoshard_check, _ddp_of_float64, "both", **more)
     assert (report.conforms, report.float64) == (True, None), report.text
     assert report.outcomes[1].code is None and "up.bias" in report.outcomes[1].why
+
+
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        ([], None),
+        (["--isoshard-precision", "float64"], "float64"),
+        (["-o", "isoshard_precision=native"], "native"),
+        (["-o", "isoshard_precision=native", "--isoshard-precision", "both"], "both"),
+    ],
+)
+def test_10_options_of_pytest_choose_the_precision(
+    tmp_path: Path, options: list[str], given: str | None
+) -> None:
+    """An option of the command line comes before the one of a file; with none check chooses."""
+    (tmp_path / "test_given.py").write_text(
+        "def test(isoshard_check):\n"
+        f"    assert isoshard_check.keywords['precision'] == {given!r}\n"
+        f"    open({str(tmp_path / 'seen')!r}, 'w').close()\n"
+    )
+    words = ["-m", "pytest", "-q", "-p", "isoshard.pytest_plugin", *options, str(tmp_path)]
+    program = [sys.executable, *words]
+    result = subprocess.run(program, cwd=tmp_path, capture_output=True, check=False)
+    assert result.returncode == 0 and (tmp_path / "seen").exists(), result.stdout
 
 
 def test_10_record_is_of_the_precision_of_its_process(tmp_path: Path) -> None:
