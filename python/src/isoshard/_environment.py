@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from . import _extensions
 from .errors import UsageError
 
 _PREFIX = "ISOSHARD_"
@@ -54,12 +55,14 @@ def chosen_precision(given: str | None) -> str:
 def caches_of(folder: Path) -> dict[str, str]:
     """Variables that give the runs of a verdict caches of their own.
 
-    Code that another precision compiled must not run here, nor in the user's own runs later.
+    Code that another precision compiled must not run here, nor in the user's own runs later. C++
+    extensions know nothing of precisions; runs share those that were built.
     """
     caches = folder / "caches"
     return {
         "TORCHINDUCTOR_CACHE_DIR": str(caches / "inductor"),
         "TRITON_CACHE_DIR": str(caches / "triton"),
+        **_extensions.variables(),
     }
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from . import _environment, _launch, _program
+from . import _environment, _extensions, _launch, _program
 from ._failures import Failure, why_failed
 from ._mesh import Mesh, parse_mesh
 from ._processes import end_processes, no_collections
@@ -472,6 +472,7 @@ class Driver:
         """The started processes, and the id that their bundle must have."""
         run = uuid.uuid4().hex[:16]
         _clear(Path(config.directory))
+        _extensions.free(self.caches)
         logs = Path(config.directory + ".logs")
         if launch is not None:
             from . import _fork

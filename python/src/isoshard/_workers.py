@@ -24,6 +24,7 @@ from pathlib import Path
 from select import select
 from typing import IO, Any
 
+from . import _extensions
 from ._environment import caches_of
 from ._fork import sweep
 from ._processes import die_with_parent
@@ -92,6 +93,7 @@ class Workers:
     def _start(self) -> subprocess.Popen[bytes]:
         self._caches = tempfile.TemporaryDirectory(prefix="isoshard-caches-")
         caches = caches_of(Path(self._caches.name))
+        _extensions.free(caches)
         environment = {**os.environ, "OMP_NUM_THREADS": "1", **caches, **self._environment}
         program = "from isoshard._workers import serve; import sys; serve(sys.argv[1:])"
         server = subprocess.Popen(
