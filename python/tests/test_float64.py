@@ -223,6 +223,20 @@ def test_2_readers_use_the_real_names_and_widen(tmp_path: Path) -> None:
     assert narrow.get("dtypes") != ["torch.float64"] * 2
 
 
+def test_6_what_is_read_in_16_bits_rounds_nothing(tmp_path: Path) -> None:
+    """The self-check has the tolerances of 16 bits only where the program rounds to them."""
+    before = "torch.save({'b': torch.ones(2).bfloat16()}, 'x.pt')"
+    notes = (
+        "_notes.write_notes(__import__('pathlib').Path('.'), 0)\n"
+        "out['coarsest'] = _notes.read_notes(__import__('pathlib').Path('.'))[1]\n"
+        "out['equal'] = torch.float == torch.half"
+    )
+    read = "read = torch.load('x.pt')['b'].float()\n"
+    assert said(tmp_path, before, read + notes) == {"coarsest": None, "equal": True}
+    cast = read + "read.bfloat16()\n"
+    assert said(tmp_path, before, cast + notes) == {"coarsest": "bf16", "equal": True}
+
+
 def test_2_pickles_are_read_with_the_real_names(tmp_path: Path) -> None:
     before = (
         "import pickle\n"

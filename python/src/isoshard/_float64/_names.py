@@ -25,7 +25,7 @@ import torch
 
 from ..errors import RunError
 from ._copies import copies_of
-from ._notes import has_seen_16_bits, see
+from ._notes import has_seen_16_bits, see_made
 
 #: Attributes of torch, the dtype that they name, and the one that stands for it.
 _NARROW = {
@@ -167,7 +167,7 @@ def _set_default_dtype(dtype: torch.dtype) -> None:
         _set_default(dtype)
         return
     _asked_by_default = asked(dtype)
-    see(_asked_by_default)
+    see_made(_asked_by_default)
     _set_default(wide_of(_asked_by_default))
 
 

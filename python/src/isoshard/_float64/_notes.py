@@ -11,6 +11,7 @@ import torch
 
 _notes: dict[str, None] = {}
 _coarse: set[str] = set()
+_made: set[str] = set()
 _outside: set[str] = set()
 _failed = ""
 #: The coarsest comes first.
@@ -24,6 +25,7 @@ def forget() -> None:
     global _failed
     _notes.clear()
     _coarse.clear()
+    _made.clear()
     _outside.clear()
     _failed = ""
 
@@ -35,14 +37,22 @@ def note(text: str) -> None:
 
 def see(dtype: torch.dtype) -> None:
     """Remembers a real dtype of 16 bits in which the native program rounds."""
-    name = _NAME_OF.get(id(dtype))
-    if name is not None:
-        _coarse.add(name)
+    _coarse.update(_of_16_bits(dtype))
+
+
+def see_made(dtype: torch.dtype) -> None:
+    """Remembers the real dtype of a tensor, which may have been read and be widened at once."""
+    _made.update(_of_16_bits(dtype))
 
 
 def has_seen_16_bits() -> bool:
     """Whether the native program has a tensor of 16 bits, as far as is known."""
-    return bool(_coarse)
+    return bool(_coarse or _made)
+
+
+def _of_16_bits(dtype: torch.dtype) -> list[str]:
+    name = _NAME_OF.get(id(dtype))
+    return [] if name is None else [name]
 
 
 def see_outside(place: str) -> None:

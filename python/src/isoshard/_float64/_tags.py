@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from ._notes import see
+from ._notes import see_made
 
 _ATTRIBUTE = "_isoshard_asked"
 _has_tags = False
@@ -30,7 +30,7 @@ def tag(tensor: torch.Tensor, asked: torch.dtype) -> None:
     global _has_tags
     if asked is _FLOAT32 or not tensor.is_floating_point():
         return
-    see(asked)
+    see_made(asked)
     try:
         setattr(_local(tensor).untyped_storage(), _ATTRIBUTE, asked)
         _has_tags = True
