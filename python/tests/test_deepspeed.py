@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from live_runs import Edit, Runs, before, fault, needs
+from live_runs import Runs, before, fault, needs
 
 pytestmark = needs("deepspeed", "transformers")
 
@@ -129,16 +129,11 @@ _ONE_GRADIENT = (
     "world_size > 1 and norm.register_hook(lambda gradient: gradient * (1 + 1e-7))\n"
     "engine = deepspeed",
 )
-_IN_BF16 = ("settings = {", 'settings = {\n    "bf16": {"enabled": True},')
 
 
-@pytest.mark.parametrize(
-    ("zero", "edits"),
-    [("1", ()), ("2", ()), ("3", ()), ("2", (_IN_BF16,))],
-    ids=["1", "2", "3", "2 in bf16"],
-)
-def test_zero_conforms_in_float64(tmp_path: Path, zero: str, edits: tuple[Edit, ...]) -> None:
-    words = (f"--zero {zero}", edits, "--precision", "float64")
+@pytest.mark.parametrize("zero", ["1", "2", "3"])
+def test_zero_conforms_in_float64(tmp_path: Path, zero: str) -> None:
+    words = (f"--zero {zero}", (), "--precision", "float64")
     Runs(tmp_path, "deepspeed_zero.py", *words).conforms("dp=2", 2)
 
 
