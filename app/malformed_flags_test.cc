@@ -79,6 +79,8 @@ INSTANTIATE_TEST_SUITE_P(
         usage("TooLong", "verify --tp 99999999999", {"'99999999999'", "--tp"}),
         usage("Twice", "verify --tp 2 --tp 3", {"--tp", "more than once"}),
         usage("Zero", "verify --dp 0", {"dp degree must be at least 1, got 0", "at least 1"}),
+        usage("WorldOfOne", "verify --preset small --subjects ddp --dp 1",
+              {"must run on at least 2 processes, got 1", "--dp 2"}),
         usage("Negative", "verify --tp -1 --dp 1",
               {"tp degree must be at least 1, got -1", "at least 1"}),
         usage("NegativeSeed", "verify --seed -1", {"--seed must be at least 0, got -1"}),

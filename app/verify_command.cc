@@ -68,6 +68,17 @@ void keep_failed(const FailedCases& failed, std::vector<Case>& cases) {
       failed.cases.size(), cases.size()));
 }
 
+/// One process has nothing to be judged against but itself.
+void require_several_ranks(const VerifyRequest& request) {
+  for (const Case& item : request.cases) {
+    if (item.degrees.num_ranks() > 1 || !request.fault.empty()) continue;
+    throw UsageError(fmt::format(
+        "{} must run on at least 2 processes, got 1 ({}): it is the reference itself; give --dp 2, "
+        "or --tp 2 to a subject with a tp axis",
+        item.slug(), describe(item.degrees)));
+  }
+}
+
 int run_verify(const ParsedOptions& given) {
   FailedCases failed;
   ParsedOptions options = given;
@@ -77,6 +88,7 @@ int run_verify(const ParsedOptions& given) {
   }
   VerifyRequest request = verify_request_of(options);
   if (!failed.cases.empty()) keep_failed(failed, request.cases);
+  require_several_ranks(request);
   if (!reports_here()) request.output_dir.clear();
   if (request.coverage) {
     for (const std::string& note : request.notes) print(note + "\n");
