@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <string>
 #include <string_view>
 
@@ -19,43 +20,93 @@ double peak_of(const Response& response) {
   return response.reference_norm > 0 ? response.reference_max_abs / response.reference_norm : 0;
 }
 
-/// In one step; 0 where the gradient at the output is not recorded, or has other rows.
-double error_of_rows_in_step(const Reference& reference, const RecordKey& gradient, double k,
+/// How many elements of equal size would make up the reference's norm.
+double elements_of_norm(const Response& response) {
+  const double peak = response.reference_max_abs, norm = response.reference_norm;
+  return peak > 0 ? norm / peak * (norm / peak) : std::numeric_limits<double>::infinity();
+}
+
+/// What the record's responses, and what feeds it in its own step, allow.
+double allowed_error(const Reference& reference, const RecordKey& key, double k, Dtype coarsest) {
+  const Record* const record = reference.find(key);
+  const Response* const response = reference.response(key);
+  if (record == nullptr || response == nullptr) return 0;
+  const double own =
+      perturbed_tolerance(*response, k, coarsest, numel_of(record->layout.global_shape),
+                          response->reference_norm)
+          .relative_error;
+  const double fed = std::max(error_of_few_elements(reference, key, k, coarsest),
+                              error_of_summed_rows(reference, key, k, coarsest));
+  return std::max(own, std::min(fed, scale_ceiling(key, coarsest)));
+}
+
+/// For a state that is linear in gradients.
+double error_of_state(const Reference& reference, const RecordKey& key, double k, Dtype coarsest) {
+  const Response* const state = reference.response(key);
+  if (state_of(key).empty() || state == nullptr || !(state->reference_norm > 0)) return 0;
+  const std::string parameter(parsed(key).base);
+  double error = 0;
+  for (int step = 0; step <= key.step; ++step) {
+    const RecordKey gradient{step, RecordKind::kGrad, parameter, 0};
+    const Response* const response = reference.response(gradient);
+    if (response == nullptr) continue;
+    const double share = std::min(1.0, response->reference_norm / state->reference_norm);
+    error = std::max(error, share * allowed_error(reference, gradient, k, coarsest));
+  }
+  return is_second_moment(key) ? (2 + error) * error : error;
+}
+
+}  // namespace
+
+double error_of_neighbours(const Reference& reference, const RecordKey& key, double k,
+                           Dtype coarsest) {
+  if (size_of(coarsest) == 2) return 0;
+  const double error = std::max({error_of_few_elements(reference, key, k, coarsest),
+                                 error_of_summed_rows(reference, key, k, coarsest),
+                                 error_of_state(reference, key, k, coarsest)});
+  return std::min(error, scale_ceiling(key, coarsest));
+}
+
+double error_of_few_elements(const Reference& reference, const RecordKey& key, double k,
                              Dtype coarsest) {
-  const std::size_t dot = gradient.name.rfind('.');
-  if (dot == std::string::npos) return 0;
-  const RecordKey output{gradient.step, RecordKind::kActivationGrad, gradient.name.substr(0, dot),
-                         0};
-  const Record* const sum = reference.find(gradient);
+  constexpr double kFew = 15;  // few_elements_factor is 1 from there on
+  const Response* const response = reference.response(key);
+  if (size_of(coarsest) == 2 || key.kind == RecordKind::kScalar || response == nullptr) return 0;
+  double elements = elements_of_norm(*response), of_logits = 0;
+  const Record* const begin = reference.begin_of_backward(key.step);
+  const Response* const first = begin == nullptr ? nullptr : reference.response(begin->key);
+  if ((key.kind == RecordKind::kGrad || key.kind == RecordKind::kActivationGrad) &&
+      first != nullptr && elements_of_norm(*first) < kFew) {
+    elements = std::min(elements, elements_of_norm(*first));
+    const RecordKey output{key.step, RecordKind::kActivation, begin->key.name, begin->key.call};
+    if (const Response* const logits = reference.response(output)) {
+      of_logits = perturbed_tolerance(*logits, k, coarsest, numel_of(begin->layout.global_shape),
+                                      logits->reference_norm)
+                      .relative_error *
+                  logits->reference_norm;
+    }
+  }
+  const double few = k * few_elements_factor(std::llround(std::clamp(elements, 1.0, kFew)));
+  return std::max(responses_allowed(few, coarsest) * response->relative_error, of_logits);
+}
+
+double error_of_summed_rows(const Reference& reference, const RecordKey& key, double k,
+                            Dtype coarsest) {
+  if (size_of(coarsest) == 2 || key.kind != RecordKind::kGrad || !key.name.ends_with(".bias"))
+    return 0;
+  const RecordKey output{key.step, RecordKind::kActivationGrad,
+                         key.name.substr(0, key.name.rfind('.')), 0};
+  const Record* const sum = reference.find(key);
   const Record* const rows = reference.find(output);
   const Response* const response = reference.response(output);
-  const Response* const of_sum = reference.response(gradient);
+  const Response* const of_sum = reference.response(key);
   if (sum == nullptr || rows == nullptr || response == nullptr || of_sum == nullptr) return 0;
   const Shape& shape = rows->layout.global_shape;
   if (sum->layout.global_shape.size() != 1 || shape.empty() ||
       shape.back() != sum->layout.global_shape[0] || !(of_sum->reference_norm > 0))
     return 0;
-  const double error =
-      perturbed_tolerance(*response, k, coarsest, numel_of(shape), response->reference_norm)
-          .relative_error;
-  return error * response->reference_norm / of_sum->reference_norm;
-}
-
-}  // namespace
-
-double error_of_summed_rows(const Reference& reference, const RecordKey& key, double k,
-                            Dtype coarsest) {
-  if (size_of(coarsest) == 2) return 0;
-  const std::string parameter(key.kind == RecordKind::kGrad ? std::string_view(key.name)
-                              : state_of(key).empty()       ? std::string_view()
-                                                            : parsed(key).base);
-  if (!parameter.ends_with(".bias")) return 0;
-  double error = 0;
-  for (int step = key.kind == RecordKind::kGrad ? key.step : 0; step <= key.step; ++step) {
-    const RecordKey gradient{step, RecordKind::kGrad, parameter, 0};
-    error = std::max(error, error_of_rows_in_step(reference, gradient, k, coarsest));
-  }
-  return is_second_moment(key) ? (2 + error) * error : error;
+  return allowed_error(reference, output, k, coarsest) * response->reference_norm /
+         of_sum->reference_norm;
 }
 
 double error_of_loss(const Reference& reference, const RecordKey& key, double k, Dtype coarsest) {

@@ -24,10 +24,26 @@ namespace isoshard {
 [[nodiscard]] double error_of_squares(const Reference& reference, const RecordKey& key, double k,
                                       Dtype coarsest);
 
-/// For the gradient of a bias, and for the optimizer's states of one: the relative error that the
-/// roundings of its summands make, 0 for every other tensor. A bias's gradient is the sum over all
-/// rows of the gradient at its module's output. Errors of rows are taken as independent, so the sum
-/// has the norm of the summands' error, however much of the summands cancels.
+/// In fp32 and fp64, the relative Frobenius error that the tensors which feed this one may make of
+/// it, at most the ceiling of a scale error; 0 in 16 bits, and where nothing is known:
+/// - tensors and gradients of few independent elements (`error_of_few_elements`);
+/// - the gradient of a bias, which is a sum over rows (`error_of_summed_rows`);
+/// - states of the optimizer that are linear in gradients: the relative error of each step's
+///   gradient, as far as it is not larger than the state.
+[[nodiscard]] double error_of_neighbours(const Reference& reference, const RecordKey& key, double k,
+                                         Dtype coarsest);
+
+/// The relative error that few independent elements may have, of which responses say little. All
+/// gradients of a step are multiples of what its backward pass begins with: where that is one
+/// number, one rounding moves all of them. A softmax makes an absolute error of logits a relative
+/// one of that gradient.
+[[nodiscard]] double error_of_few_elements(const Reference& reference, const RecordKey& key,
+                                           double k, Dtype coarsest);
+
+/// For the gradient of a bias: the relative error that the roundings of its summands make, 0 for
+/// every other tensor. It is the sum over all rows of the gradient at its module's output. Errors
+/// of rows are taken as independent, so the sum has the norm of the summands' error, however much
+/// of the summands cancels.
 [[nodiscard]] double error_of_summed_rows(const Reference& reference, const RecordKey& key,
                                           double k, Dtype coarsest);
 

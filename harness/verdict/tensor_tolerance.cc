@@ -222,40 +222,6 @@ Response with_redrawn(Response response, const ToleranceInputs& in) {
   return response;
 }
 
-/// How many elements of equal size would make up the reference's norm.
-double elements_of_norm(const Response& response) {
-  const double peak = response.reference_max_abs, norm = response.reference_norm;
-  return peak > 0 ? norm / peak * (norm / peak) : std::numeric_limits<double>::infinity();
-}
-
-/// The relative error that few independent elements may have, of which responses say little. All
-/// gradients of a step are multiples of what its backward pass begins with: where that is one
-/// number, one rounding moves all of them. A softmax makes an absolute error of logits a relative
-/// one of that gradient.
-double error_of_few_elements(const Response& response, const ToleranceInputs& in) {
-  constexpr double kFew = 15;  // few_elements_factor is 1 from there on
-  const RecordKey& key = in.wanted.key;
-  const Dtype coarsest = in.options.coarsest;
-  if (in.is_masked || size_of(coarsest) == 2 || key.kind == RecordKind::kScalar) return 0;
-  double elements = elements_of_norm(response), of_logits = 0;
-  const Record* const begin = in.reference.begin_of_backward(key.step);
-  const Response* const first = begin == nullptr ? nullptr : in.reference.response(begin->key);
-  if ((key.kind == RecordKind::kGrad || key.kind == RecordKind::kActivationGrad) &&
-      first != nullptr && elements_of_norm(*first) < kFew) {
-    elements = std::min(elements, elements_of_norm(*first));
-    const RecordKey output{key.step, RecordKind::kActivation, begin->key.name, begin->key.call};
-    if (const Response* const logits = in.reference.response(output)) {
-      const PerturbedTolerance allowed =
-          perturbed_tolerance(*logits, in.options.k, coarsest, numel_of(begin->layout.global_shape),
-                              logits->reference_norm);
-      of_logits = allowed.relative_error * logits->reference_norm;
-    }
-  }
-  const double k =
-      in.options.k * few_elements_factor(std::llround(std::clamp(elements, 1.0, kFew)));
-  return std::max(responses_allowed(k, coarsest) * response.relative_error, of_logits);
-}
-
 SetTolerance set_own_tolerance(TensorComparison& c, const ToleranceInputs& in) {
   SetTolerance set;
   // counts, tables and flags have no rounding that a tolerance could be for
@@ -288,14 +254,13 @@ SetTolerance set_own_tolerance(TensorComparison& c, const ToleranceInputs& in) {
   const double squares =
       std::min(error_of_squares(in.reference, in.wanted.key, in.options.k, in.options.coarsest),
                scale_ceiling(in.wanted.key, in.options.coarsest));
-  const double rows =
-      error_of_summed_rows(in.reference, in.wanted.key, in.options.k, in.options.coarsest);
-  const double few = error_of_few_elements(moved, in);
-  const double fed = std::max(
-      squares, std::min(std::max(rows, few), scale_ceiling(in.wanted.key, in.options.coarsest)));
-  c.allowed_relative_error = std::max({tolerance.relative_error, stepping, fed});
-  c.allowed_scale_error =
-      std::max({tolerance.scale_error, stepping, tolerance.part_along_reference * fed});
+  // One rounding of what many elements are multiplied with lies along the reference.
+  const double neighbours = in.is_masked ? 0
+                                         : error_of_neighbours(in.reference, in.wanted.key,
+                                                               in.options.k, in.options.coarsest);
+  c.allowed_relative_error = std::max({tolerance.relative_error, stepping, squares, neighbours});
+  c.allowed_scale_error = std::max(
+      {tolerance.scale_error, stepping, tolerance.part_along_reference * squares, neighbours});
   if (const double other = other_step(in); other > 0 && norm > 0) {
     c.allowed_relative_error = std::hypot(c.allowed_relative_error, other / norm);
     c.allowed_scale_error =
@@ -317,6 +282,8 @@ SetTolerance set_own_tolerance(TensorComparison& c, const ToleranceInputs& in) {
     c.allowed_scale_error = std::max(c.allowed_scale_error, of_loss / norm);
   }
   c.subnormal = tolerance.subnormal;
+  // One rounding of a subnormal number moves all that is multiplied by it alike.
+  if (c.subnormal) c.allowed_scale_error = c.allowed_relative_error;
   c.allowed_absolute = c.insensitive
                            ? std::max({tolerance.absolute, of_loss,
                                        cancellation_noise(in.reference, in.wanted.key, in.options.k,
