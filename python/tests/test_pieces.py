@@ -37,7 +37,7 @@ def test_pieces_are_the_product(shape: tuple[int, ...], outputs: int, has_bias: 
     upstream = whole(*wanted.shape).detach()
     wanted_gradients = torch.autograd.grad(wanted, inputs, upstream)
 
-    undo = compute_in_pieces()
+    undo = compute_in_pieces(lambda: True)
     try:
         got = F.linear(x, weight, bias)
     finally:
@@ -52,7 +52,7 @@ def test_pieces_are_the_product(shape: tuple[int, ...], outputs: int, has_bias: 
 def test_pieces_of_addmm_are_the_product() -> None:
     x, weight, bias = (torch.randint(-9, 9, s).double() for s in [(7, 5), (5, 3), (3,)])
     wanted = torch.addmm(bias, x, weight)
-    undo = compute_in_pieces()
+    undo = compute_in_pieces(lambda: True)
     try:
         assert torch.equal(torch.addmm(bias, x, weight), wanted)
         assert torch.equal(torch.addmm(bias, x, weight, beta=2), wanted + bias)
@@ -70,7 +70,7 @@ def test_shifted_logits_have_the_same_loss(dtype: torch.dtype, reduction: str) -
     wanted = F.cross_entropy(logits, target, reduction=reduction)
     (wanted_gradient,) = torch.autograd.grad(wanted.sum(), logits)
 
-    undo = compute_in_pieces()
+    undo = compute_in_pieces(lambda: True)
     try:
         got = F.cross_entropy(logits, target, reduction=reduction)
     finally:
@@ -80,6 +80,17 @@ def test_shifted_logits_have_the_same_loss(dtype: torch.dtype, reduction: str) -
     torch.testing.assert_close(got, wanted, rtol=32 * eps, atol=32 * eps)
     torch.testing.assert_close(gradient, wanted_gradient, rtol=0, atol=32 * eps)
     assert not torch.equal(gradient, wanted_gradient)
+
+
+def test_products_outside_of_the_model_stay() -> None:
+    generator = torch.Generator().manual_seed(1)
+    x, weight = (torch.randn(s, generator=generator) for s in [(2, 4096), (3, 4096)])
+    wanted = F.linear(x, weight)
+    undo = compute_in_pieces(lambda: False)
+    try:
+        assert torch.equal(F.linear(x, weight), wanted)
+    finally:
+        undo()
 
 
 @pytest.mark.parametrize(("perturb", "is_cut"), [(None, False), (1000, True)])

@@ -102,7 +102,7 @@ class Hooks:
         self._names.update({id(p): name for name, p in self.outside.items()})
         self._attach(model)
         if recorder.is_response:
-            self._undo.append(compute_in_pieces())
+            self._compute_in_pieces()
         recorder.training.update(training_settings(self.model, kinds_of(self.optimizers)))
         self._set_judging()
         for name, buffer in persistent_buffers(self.model):
@@ -130,6 +130,17 @@ class Hooks:
                     "replaces all parameters), or record with isoshard.record(directory, model, "
                     "optimizer)."
                 )
+
+    def _compute_in_pieces(self) -> None:
+        depth = 0
+
+        def change(by: int) -> None:
+            nonlocal depth
+            depth += by
+
+        self._keep(self.model.register_forward_pre_hook(lambda *_: change(1), prepend=True))
+        self._keep(self.model.register_forward_hook(lambda *_: change(-1), always_call=True))
+        self._undo.append(compute_in_pieces(lambda: depth > 0))
 
     def _attach(self, called: torch.nn.Module) -> None:
         """`called` is the model with its wrappers, which may gather parameters for their call."""

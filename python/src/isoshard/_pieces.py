@@ -22,16 +22,17 @@ _FEW = 64
 _NUM_ROW_PIECES, _NUM_OUTPUT_PIECES = 16, 4
 
 
-def compute_in_pieces() -> Callable[[], None]:
+def compute_in_pieces(is_inside: Callable[[], bool]) -> Callable[[], None]:
     """Replaces functions of torch; what is returned puts them back.
 
-    They are torch.nn.functional.linear and cross_entropy, and torch.addmm.
+    They are torch.nn.functional.linear and cross_entropy, and torch.addmm. `is_inside` says whether
+    the recorded model is being called: products outside make its inputs, which must stay.
     """
     owner = torch.nn.functional
     linear, addmm, cross_entropy = owner.linear, torch.addmm, owner.cross_entropy
 
     def linear_in_pieces(input: Any, weight: Any, bias: Any = None) -> torch.Tensor:  # noqa: A002
-        if not _is_cut(input, weight) or input.ndim == 0:
+        if not is_inside() or not _is_cut(input, weight):
             return linear(input, weight, bias)
         rows = input.reshape(-1, input.shape[-1])
         weights = _outputs(weight)
@@ -43,7 +44,7 @@ def compute_in_pieces() -> Callable[[], None]:
         return torch.cat(outputs).reshape(*input.shape[:-1], weight.shape[0])
 
     def addmm_in_pieces(input: Any, mat1: Any, mat2: Any, **kwargs: Any) -> torch.Tensor:  # noqa: A002
-        if kwargs or not _is_cut(mat1, mat2.t()) or input.ndim != 1:
+        if kwargs or not is_inside() or not _is_cut(mat1, mat2.t()) or input.ndim != 1:
             return addmm(input, mat1, mat2, **kwargs)
         return torch.cat([addmm(input, part, mat2) for part in _rows(mat1)])
 

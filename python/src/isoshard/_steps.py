@@ -16,7 +16,8 @@ from ._mesh import DATA_AXES, Mesh
 from ._options import Options
 from ._pipeline import Stages, clip_norm_of_stages, is_schedule
 from ._program import respond
-from .errors import UsageError
+from ._repeat import require_repeat
+from .errors import RunError, UsageError
 
 Build = Callable[[], torch.nn.Module]
 #: Gets the model and a DeviceMesh; returns the wrapped model, a schedule of
@@ -198,6 +199,10 @@ def run_reference(case: Case, directory: str, device_mesh: Any) -> None:
     _train(case, build(), directory, (1, 0), step, subject="reference")
     if not _float64.is_on():  # there it repeats if it does so natively
         _train(case, build(), f"{directory}.repeat", (1, 0), step, subject="reference")
+        try:
+            require_repeat(Path(directory), Path(f"{directory}.repeat"))
+        except RunError:
+            return  # whoever started this says so; perturbed runs would be refused
     perturbed = []
     for i in range(NUM_PERTURBED):
         path = f"{directory}.perturbed{i}"
