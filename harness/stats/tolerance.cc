@@ -108,7 +108,7 @@ PerturbedTolerance perturbed_tolerance(const Response& response, double k, Dtype
                 tolerance.part_along_reference * tolerance.relative_error, statistic});
   tolerance.absolute =
       std::max(responses * response.absolute_norm, underflow_floor(k, coarsest, numel));
-  // fp16 works with subnormal numbers. In other dtypes a tensor of them shows as little as zeros do.
+  // fp16 works with subnormal numbers. In other dtypes a tensor of them shows as little as zeros.
   tolerance.subnormal = coarsest != Dtype::kFloat16 && reference_norm > 0 &&
                         reference_norm < root * least_normal(coarsest);
   const double underflow_noise =
