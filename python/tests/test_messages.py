@@ -22,7 +22,7 @@ def test_an_error_that_was_not_written_is_not_the_message(tmp_path: Path) -> Non
     """A process may be ended before it has written its own."""
     (tmp_path / "rank00000.txt").touch()
     (tmp_path / "rank00001.txt").write_text("Dropout must be 0, got 0.1.\n")
-    failure = Failure(tmp_path, tmp_path / "logs", [1, 1], None, False, False)
+    failure = Failure(tmp_path, tmp_path / "logs", [1, 1], None, False, False, 60.0)
 
     assert why_failed(failure, JudgeOptions(["train.py"])) == "Dropout must be 0, got 0.1."
 
