@@ -19,7 +19,7 @@ struct PerturbedTolerance {
   double absolute = 0;  ///< r x largest absolute response, for insensitive tensors
   /// The reference's norm is below twice its largest absolute response: it is rounding noise itself
   bool insensitive = false;
-  /// But in fp16: the reference is below the dtype's least normal number.
+  /// The reference is below the dtype's least normal number. Never set in fp16.
   bool subnormal = false;
 };
 
@@ -45,7 +45,7 @@ struct PerturbedTolerance {
 
 /// Frobenius norm of k times the rounding of subnormal numbers, of every element. What is left of a
 /// small gradient there depends on the factor that it carries, and with dp ranks it carries dp.
-/// Of weight in fp16, and in other dtypes for tensors below their least normal number.
+/// It matters in fp16, and in other dtypes for tensors below their least normal number.
 [[nodiscard]] double underflow_floor(double k, Dtype coarsest, std::int64_t numel) noexcept;
 
 /// Parameters after the step of an Adam-like optimizer are judged where the gradient is above this

@@ -31,7 +31,8 @@ class Reference {
   /// Of a mask that is drawn again in backward that of its first draw: a reference recomputes
   /// nothing. nullptr: there is none.
   [[nodiscard]] const Record* find(const RecordKey& key) const;
-  /// The activation gradient that a step's backward pass computes first; nullptr: none is recorded.
+  /// The activation gradient that a step's backward pass computes first, but for the loss's own;
+  /// nullptr: none is recorded.
   [[nodiscard]] const Record* begin_of_backward(int step) const noexcept;
   [[nodiscard]] HostTensor tensor(const RecordKey& key) const;
   [[nodiscard]] const std::byte* bytes(const Record& record) const;

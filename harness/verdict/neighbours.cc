@@ -69,17 +69,20 @@ double error_of_neighbours(const Reference& reference, const RecordKey& key, dou
 
 double error_of_few_elements(const Reference& reference, const RecordKey& key, double k,
                              Dtype coarsest) {
-  constexpr double kFew = 15;  // few_elements_factor is 1 from there on
+  constexpr double kFew = 15;            // few_elements_factor is 1 from there on
+  constexpr double kLargestLogit = 128;  // outputs beyond are no logits of a softmax
   const Response* const response = reference.response(key);
   if (size_of(coarsest) == 2 || key.kind == RecordKind::kScalar || response == nullptr) return 0;
+  const bool is_gradient = key.kind == RecordKind::kGrad || key.kind == RecordKind::kActivationGrad;
+  if (!is_gradient && state_of(key).empty()) return 0;
   double elements = elements_of_norm(*response), of_logits = 0;
   const Record* const begin = reference.begin_of_backward(key.step);
   const Response* const first = begin == nullptr ? nullptr : reference.response(begin->key);
-  if ((key.kind == RecordKind::kGrad || key.kind == RecordKind::kActivationGrad) &&
-      first != nullptr && elements_of_norm(*first) < kFew) {
+  if (is_gradient && first != nullptr && elements_of_norm(*first) < kFew) {
     elements = std::min(elements, elements_of_norm(*first));
     const RecordKey output{key.step, RecordKind::kActivation, begin->key.name, begin->key.call};
-    if (const Response* const logits = reference.response(output)) {
+    const Response* const logits = reference.response(output);
+    if (logits != nullptr && logits->reference_max_abs <= kLargestLogit) {
       of_logits = perturbed_tolerance(*logits, k, coarsest, numel_of(begin->layout.global_shape),
                                       logits->reference_norm)
                       .relative_error *

@@ -44,7 +44,8 @@ double rolled_error(const Reference& reference, const Record& record) {
   return stats.relative_error();
 }
 
-ShiftedCopy judged_shifted_copy(const TensorComparison& c, double k, Dtype coarsest) noexcept {
+ShiftedCopy judged_shifted_copy(const TensorComparison& c, double k, Dtype coarsest,
+                                double response) noexcept {
   // A rolled copy has the norm of the original, so its best-fit scale is 1 - error^2 / 2.
   if (c.rolled_error > c.allowed_relative_error ||
       c.rolled_error * c.rolled_error / 2 > c.allowed_scale_error)
@@ -57,7 +58,7 @@ ShiftedCopy judged_shifted_copy(const TensorComparison& c, double k, Dtype coars
   // most the largest response: two of them, each in two elements, are 2 sqrt(2) of it apart.
   const bool is_judged = c.allowed_relative_error <= scale_ceiling(c.key, coarsest);
   if (is_second_moment(c.key) && is_judged && size_of(coarsest) > 2)
-    flat = std::max(flat, 2 * std::sqrt(2.0) * c.allowed_relative_error / responses);
+    flat = std::max(flat, 2 * std::sqrt(2.0) * response);
   return c.rolled_error <= flat ? ShiftedCopy::kFlat : ShiftedCopy::kPassed;
 }
 

@@ -29,8 +29,9 @@ namespace isoshard {
 [[nodiscard]] double rolled_error(const Reference& reference, const Record& record);
 
 /// What the comparison, at level perturbed, would have said to a rolled copy of the reference.
+/// `response` is the tensor's largest relative response.
 [[nodiscard]] ShiftedCopy judged_shifted_copy(const TensorComparison& comparison, double k,
-                                              Dtype coarsest) noexcept;
+                                              Dtype coarsest, double response) noexcept;
 
 /// Why an insensitive gradient of a parameter shows too little: what it is allowed is above the
 /// ceiling's share of the largest tensor of its kind (`largest_norm`), so that a value which

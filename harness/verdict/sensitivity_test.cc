@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include "harness/judge/judge.h"
+#include "harness/stats/tolerance.h"
 #include "harness/testing/said_matchers.h"
 #include "harness/testing/synthetic.h"
 #include "harness/verdict/would_miss.h"
@@ -107,7 +108,7 @@ TEST(Sensitivity, SquaresThatVaryByTheirNoiseHaveNoOrderToShow) {
     c.key = key;
     c.rolled_error = 1e-5;
     c.allowed_relative_error = c.allowed_scale_error = allowed;
-    return judged_shifted_copy(c, 3, coarsest);
+    return judged_shifted_copy(c, 3, coarsest, allowed / responses_allowed(3, coarsest));
   };
 
   EXPECT_EQ(judged_as(square, Dtype::kFloat32, 6e-5), ShiftedCopy::kFlat);

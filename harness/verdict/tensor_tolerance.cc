@@ -275,7 +275,7 @@ SetTolerance set_own_tolerance(TensorComparison& c, const ToleranceInputs& in) {
                   (norm == 0 && response->absolute_norm == 0 && c.stats.unequal_values != 0);
   const double of_loss =
       error_of_loss(in.reference, in.wanted.key, in.options.k, in.options.coarsest);
-  if (of_loss > scale_ceiling(in.wanted.key, in.options.coarsest) * norm) {
+  if (of_loss > weakness_ceiling(in.wanted.key, in.options.coarsest) * norm) {
     c.insensitive = true;
   } else if (norm > 0) {
     c.allowed_relative_error = std::max(c.allowed_relative_error, of_loss / norm);
@@ -299,7 +299,8 @@ SetTolerance set_own_tolerance(TensorComparison& c, const ToleranceInputs& in) {
   if (role_of(in.wanted.key) == NameRole::kMicroBatch)
     return set;  // the final gradient shows it as well
   c.rolled_error = rolled_error(in.reference, in.wanted);
-  c.rolled_copy = judged_shifted_copy(c, in.options.k, in.options.coarsest);
+  c.rolled_copy =
+      judged_shifted_copy(c, in.options.k, in.options.coarsest, response->relative_error);
   c.weakness = c.insensitive
                    ? weakness_of_noise(c, largest_norm_of_kind(in.reference, in.wanted.key),
                                        in.options.coarsest)

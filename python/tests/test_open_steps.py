@@ -255,3 +255,42 @@ def test_a_micro_batch_that_ranks_alone_clear_is_found(
     assert found == code, verdict["reason"]
     if code:
         assert verdict["findings"][0]["stage"] == "parameter gradient"
+
+
+@pytest.mark.parametrize("replace", ["half", "load"])
+def test_a_model_that_is_cast_or_loaded_after_its_training_was_recorded_before(
+    tmp_path: Path, replace: str
+) -> None:
+    model = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    zeros = {name: torch.zeros_like(value) for name, value in model.state_dict().items()}
+    with isoshard.record(tmp_path / "run", model, optimizer):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        trained = model.weight.detach().clone()
+        if replace == "half":
+            model.half()
+        else:
+            model.load_state_dict(zeros)
+
+    tensors = _bundle.read_tensors(tmp_path / "run", 0, 0)
+    assert torch.equal(tensors["param/weight/1"], trained)
+    assert tensors["param/weight/1"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("how", ["wrapped", "in place"])
+def test_a_model_without_graph_breaks_is_recorded(tmp_path: Path, how: str) -> None:
+    torch._dynamo.reset()
+    model: Any = torch.nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    if how == "wrapped":
+        model = torch.compile(model, backend="eager", fullgraph=True)
+    else:
+        model.compile(backend="eager", fullgraph=True)
+    with isoshard.record(tmp_path / "run", model, optimizer):
+        for _ in range(2):
+            model(torch.ones(2, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert _bundle.read_manifest(tmp_path / "run")["steps"] == [0, 1]

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
+from torch.utils.checkpoint import checkpoint
 
 import isoshard
 from isoshard import Report
@@ -107,6 +108,40 @@ def test_perturbed_runs_alone_compute_in_pieces(
         optimizer.step()
 
     assert F.linear is original
+
+
+class Checkpointed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return checkpoint(self.layer, x, use_reentrant=False)
+
+
+def test_what_is_checkpointed_is_made_again_in_pieces(tmp_path: Path) -> None:
+    model = Checkpointed()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with isoshard.record(tmp_path / "run", model, optimizer, perturb=1000):
+        model(torch.ones(4, 8)).sum().backward()
+        optimizer.step()
+
+
+def test_functions_are_put_back_after_an_error(tmp_path: Path) -> None:
+    model = nn.Linear(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    functions = (F.linear, F.cross_entropy, torch.addmm, torch.optim.Optimizer.zero_grad)
+
+    def rename(name: str) -> str:
+        raise ValueError(name)
+
+    with (
+        pytest.raises(Exception, match="weight"),
+        isoshard.record(tmp_path / "run", model, optimizer, perturb=1000, rename=rename),
+    ):
+        pass
+
+    assert (F.linear, F.cross_entropy, torch.addmm, torch.optim.Optimizer.zero_grad) == functions
 
 
 class Classifier(nn.Module):

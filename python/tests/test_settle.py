@@ -6,7 +6,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from test_evidence import judged
+
+from isoshard._settle import _nearest
 
 pytestmark = pytest.mark.usefixtures("judge_program")
 
@@ -77,3 +80,19 @@ def test_a_gradient_of_zeros_in_place_of_none_is_told(
     body = _UNUSED.format(who=who, value=value, optimizer=optimizer)
     found, verdict = judged(tmp_path, body)
     assert found == code, verdict["reason"]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "right", "wrong", "is_near"),
+    [
+        (torch.float32, [1.0, 0.5, 0.2], [1.0, 0.5, 0.2 + 1e-7], True),
+        (torch.float32, [1e6, 0.5, 0.2], [1e6, 0.0, 0.0], False),
+        (torch.float32, [-3.4e38, -0.5, -0.25], [-3.4e38, -0.125, -0.0625], False),
+        (torch.bfloat16, [i / 255 for i in range(256)], [i / 256 for i in range(256)], False),
+    ],
+)
+def test_an_element_is_near_by_its_own_size(
+    dtype: torch.dtype, right: list[float], wrong: list[float], is_near: bool
+) -> None:
+    found, _ = _nearest(torch.tensor([right], dtype=dtype), torch.tensor([wrong], dtype=dtype))
+    assert (found is not None) == is_near

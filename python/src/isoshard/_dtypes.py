@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from ._names import own_class
 from ._safetensors import dtype_name
 
 _BUFFER = ".buffer"
@@ -21,8 +22,8 @@ def is_float32(dtype: torch.dtype) -> bool:
 
 def only_selects(module: torch.nn.Module) -> bool:
     """Whether a module copies rows of a frozen table, and so rounds nothing."""
-    is_lookup = type(module) is torch.nn.Embedding and module.max_norm is None
-    return is_lookup and not module.weight.requires_grad
+    is_lookup = own_class(module) is torch.nn.Embedding
+    return is_lookup and module.max_norm is None and not module.weight.requires_grad
 
 
 def frozen_tables(model: torch.nn.Module) -> set[int]:

@@ -31,9 +31,13 @@ def variables() -> dict[str, str]:
     """
     if os.environ.get(VARIABLE):
         return {}
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    try:
+        cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+        torch_version = importlib.metadata.version("torch")
+    except (RuntimeError, importlib.metadata.PackageNotFoundError):  # no home, or no wheel
+        return {}
     python = f"py{sys.version_info.major}{sys.version_info.minor}{sys.abiflags}"
-    name = f"{platform.node()}-{python}-torch{importlib.metadata.version('torch')}"
+    name = f"{platform.node()}-{python}-torch{torch_version}"
     folder = cache / "isoshard" / "torch_extensions" / name
     try:
         folder.mkdir(parents=True, exist_ok=True)

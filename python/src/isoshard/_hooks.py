@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import traceback
 import weakref
 from collections.abc import Callable, Collection, Sequence
@@ -100,6 +101,15 @@ class Hooks:
         self.outside = outside_parameters(self.model, self.optimizers)
         self._check_optimizers()
         self._names.update({id(p): name for name, p in self.outside.items()})
+        try:
+            self._begin(model)
+        except BaseException:
+            self.detach()
+            raise
+
+    def _begin(self, model: torch.nn.Module) -> None:
+        """Attaches the hooks, and records what is known before the first step."""
+        recorder = self.recorder
         self._attach(model)
         if recorder.is_response:
             self._compute_in_pieces()
@@ -133,6 +143,8 @@ class Hooks:
 
     def _compute_in_pieces(self) -> None:
         depth = 0
+        if self.compiled_root is not None or compiled_names(self.model):
+            return  # what is compiled is made again by other code than what was compiled
 
         def change(by: int) -> None:
             nonlocal depth
@@ -140,11 +152,16 @@ class Hooks:
 
         self._keep(self.model.register_forward_pre_hook(lambda *_: change(1), prepend=True))
         self._keep(self.model.register_forward_hook(lambda *_: change(-1), always_call=True))
-        self._undo.append(compute_in_pieces(lambda: depth > 0))
+        # Backward makes again what is checkpointed.
+        in_backward = torch._C._current_graph_task_id
+        self._undo.append(compute_in_pieces(lambda: depth > 0 or in_backward() != -1))
 
     def _attach(self, called: torch.nn.Module) -> None:
         """`called` is the model with its wrappers, which may gather parameters for their call."""
         for module in {id(m): m for m in (called, self.model)}.values():
+            inner = self.compiled_root is not None and module is self.model
+            if inner or is_compiled(module):
+                continue  # it would be compiled, too; _on_batch comes before the compiled code
             before = self._guarded(self._before_any_pass)
             self._keep(module.register_forward_pre_hook(before, prepend=True))
         self._attach_root()
@@ -158,6 +175,23 @@ class Hooks:
         self._patch_backward()
         self._patch_end_of_groups()
         self._patch_clearing()
+        self._patch_replacing({id(called), id(self.model)})
+
+    def _patch_replacing(self, modules: set[int]) -> None:
+        """Ends a step before the script casts, moves or loads the model: training is over then."""
+        for name in ("_apply", "load_state_dict"):
+            original = getattr(torch.nn.Module, name)
+
+            def call(
+                module: torch.nn.Module, *args: Any, _original: Any = original, **kwargs: Any
+            ) -> Any:
+                if self._is_open and id(module) in modules:
+                    self._guarded(self._close)()
+                return _original(module, *args, **kwargs)
+
+            functools.update_wrapper(call, original)
+            setattr(torch.nn.Module, name, call)
+            self._undo.append(lambda n=name, o=original: setattr(torch.nn.Module, n, o))
 
     def _attach_root(self) -> None:
         """Hooks on the module that is called with a batch."""

@@ -583,8 +583,8 @@ class Driver:
             if options.made_by:
                 arguments += ["--made-by", json.dumps(options.made_by)]
             code, _ = _verdict.compare(arguments, reference, run, findings=findings)
-            self._tell_missing_steps(run)
             if not options.quiet:
+                self._tell_missing_steps(run)
                 print("".join(f"{text}\n" for text in settled.told), end="", flush=True)
         if options.verbose:
             self._say(str(self.seconds))

@@ -32,7 +32,8 @@ def compute_in_pieces(is_inside: Callable[[], bool]) -> Callable[[], None]:
     linear, addmm, cross_entropy = owner.linear, torch.addmm, owner.cross_entropy
 
     def linear_in_pieces(input: Any, weight: Any, bias: Any = None) -> torch.Tensor:  # noqa: A002
-        if not is_inside() or not _is_cut(input, weight):
+        is_vector = bias is None or bias.shape == weight.shape[:1]
+        if not is_inside() or not is_vector or not _is_cut(input, weight):
             return linear(input, weight, bias)
         rows = input.reshape(-1, input.shape[-1])
         weights = _outputs(weight)
@@ -43,10 +44,13 @@ def compute_in_pieces(is_inside: Callable[[], bool]) -> Callable[[], None]:
         ]
         return torch.cat(outputs).reshape(*input.shape[:-1], weight.shape[0])
 
-    def addmm_in_pieces(input: Any, mat1: Any, mat2: Any, **kwargs: Any) -> torch.Tensor:  # noqa: A002
-        if kwargs or not is_inside() or not _is_cut(mat1, mat2.t()) or input.ndim != 1:
-            return addmm(input, mat1, mat2, **kwargs)
-        return torch.cat([addmm(input, part, mat2) for part in _rows(mat1)])
+    def addmm_in_pieces(*args: Any, **kwargs: Any) -> torch.Tensor:
+        if kwargs or len(args) != 3 or not is_inside():  # noqa: PLR2004
+            return addmm(*args, **kwargs)
+        bias, rows, weight = args
+        if bias.ndim != 1 or weight.ndim != 2 or not _is_cut(rows, weight.t()):  # noqa: PLR2004
+            return addmm(*args)
+        return torch.cat([addmm(bias, part, weight) for part in _rows(rows)])
 
     def shifted_cross_entropy(input: Any, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: A002
         if type(input) is torch.Tensor and _is_wide(input):

@@ -8,6 +8,7 @@ or one of zeros, as the framework likes. Both are told.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,10 +18,10 @@ import torch
 
 from . import _bundle, _safetensors
 
-#: Roundings of a row's largest element by which an input of 32 or 64 bits may differ, and of 16.
+#: Roundings by which an element of an input of 32 or 64 bits may differ, and of 16: of its own size,
+#: or of the median size in its row.
 _ROUNDINGS, _COARSE_ROUNDINGS = 64, 2
 _MOST_PAIRS = 1 << 24
-
 
 
 @dataclass
@@ -93,8 +94,8 @@ def settle(reference: Path, run: Path) -> Settled:
         if is_changed:
             _bundle.reseal(run)
     told = [
-        f"The input {name} differs from the reference's by roundings (up to {error:.1e} of a row's "
-        "largest element). It was computed, and is taken as equal."
+        f"The input {name} differs from the reference's by roundings (up to {error:.1e} of its "
+        "elements). It was computed, and is taken as equal."
         for name, error in near.items()
     ]
     for names, having, lacking in ((idle, "run", "reference"), (missing, "reference", "run")):
@@ -149,11 +150,20 @@ def _nearest(wanted: torch.Tensor, tensor: torch.Tensor) -> tuple[torch.Tensor |
         return None, 0.0
     a, b = rows.double().nan_to_num(), known.double().nan_to_num()
     at = torch.cdist(a, b).argmin(1)
-    size = b[at].abs().amax(1)
-    error = (a - b[at]).abs().amax(1)
+    near = b[at]
+    size = torch.maximum(near.abs(), near.abs().median(1, keepdim=True).values)
+    error = (a - near).abs()
     eps = torch.finfo(tensor.dtype).eps
-    bound = eps * (_ROUNDINGS if eps < 1e-5 else _COARSE_ROUNDINGS) * size
-    if not bool((error <= bound).all()) or not torch.equal(rows.isfinite(), known[at].isfinite()):
+    allowed = eps * (_ROUNDINGS if eps < 1e-5 else _COARSE_ROUNDINGS)
+    if not bool((error <= allowed * size).all()):
+        return None, 0.0
+    if not torch.equal(rows.isfinite(), known[at].isfinite()):
+        return None, 0.0
+    # Roundings are independent: a factor that all elements share is none.
+    ordinary = near.abs() < 1e30
+    a, near = a[ordinary], near[ordinary]
+    scale = float((a * near).sum() / (near * near).sum().clamp_min(1e-300))
+    if near.numel() and abs(scale - 1) > 4 * allowed / math.sqrt(near.numel()):
         return None, 0.0
     largest = float((error / size.clamp_min(1e-300)).max())
     return known[at].reshape(tensor.shape).contiguous(), largest
