@@ -74,7 +74,10 @@ double error_of_few_elements(const Reference& reference, const RecordKey& key, d
   const Response* const response = reference.response(key);
   if (size_of(coarsest) == 2 || key.kind == RecordKind::kScalar || response == nullptr) return 0;
   const bool is_gradient = key.kind == RecordKind::kGrad || key.kind == RecordKind::kActivationGrad;
-  if (!is_gradient && state_of(key).empty()) return 0;
+  // An activation that a few large elements rule is still judged as a whole.
+  const Record* const record = reference.find(key);
+  const bool is_small = record != nullptr && numel_of(record->layout.global_shape) < kFew;
+  if (!is_gradient && state_of(key).empty() && !is_small) return 0;
   double elements = elements_of_norm(*response), of_logits = 0;
   const Record* const begin = reference.begin_of_backward(key.step);
   const Response* const first = begin == nullptr ? nullptr : reference.response(begin->key);
