@@ -57,7 +57,7 @@ Reference::Reference(Trace trace) : impl_(std::make_shared<Impl>()) {
     (void)t.ranks[0].tensor(record);  // checks that its bytes are there
     if (!impl_->index.emplace(record.key, &record).second)
       throw MeshError(fmt::format("the reference recorded {} twice", describe(record.key)));
-    // The gradient at a loss is one number, whatever the loss is of.
+    // A loss has one element, so its own gradient says nothing of the logits.
     if (record.key.kind != RecordKind::kActivationGrad || numel_of(record.layout.global_shape) < 2)
       continue;
     const Record*& first = impl_->begins_of_backward[record.key.step];

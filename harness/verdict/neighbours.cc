@@ -22,22 +22,33 @@ double peak_of(const Response& response) {
 
 /// How many elements of equal size would make up the reference's norm.
 double elements_of_norm(const Response& response) {
-  const double peak = response.reference_max_abs, norm = response.reference_norm;
-  return peak > 0 ? norm / peak * (norm / peak) : std::numeric_limits<double>::infinity();
+  const double peak = peak_of(response);
+  return peak > 0 ? 1 / (peak * peak) : std::numeric_limits<double>::infinity();
 }
 
-/// What the record's responses, and what feeds it in its own step, allow.
-double allowed_error(const Reference& reference, const RecordKey& key, double k, Dtype coarsest) {
+/// The relative error that a record's own responses allow; 0 if it has none.
+double own_error(const Reference& reference, const RecordKey& key, double k, Dtype coarsest) {
   const Record* const record = reference.find(key);
   const Response* const response = reference.response(key);
   if (record == nullptr || response == nullptr) return 0;
-  const double own =
-      perturbed_tolerance(*response, k, coarsest, numel_of(record->layout.global_shape),
-                          response->reference_norm)
-          .relative_error;
+  return perturbed_tolerance(*response, k, coarsest, numel_of(record->layout.global_shape),
+                             response->reference_norm)
+      .relative_error;
+}
+
+/// The relative error that its own responses, and the tensors of its step that feed it, allow.
+double allowed_error(const Reference& reference, const RecordKey& key, double k, Dtype coarsest) {
   const double fed = std::max(error_of_few_elements(reference, key, k, coarsest),
                               error_of_summed_rows(reference, key, k, coarsest));
-  return std::max(own, std::min(fed, scale_ceiling(key, coarsest)));
+  return std::max(own_error(reference, key, k, coarsest),
+                  std::min(fed, scale_ceiling(key, coarsest)));
+}
+
+/// The output whose gradient is `gradient`.
+RecordKey output_of(const Record& gradient) {
+  RecordKey key = gradient.key;
+  key.kind = RecordKind::kActivation;
+  return key;
 }
 
 /// For a state that is linear in gradients.
@@ -83,14 +94,9 @@ double error_of_few_elements(const Reference& reference, const RecordKey& key, d
   const Response* const first = begin == nullptr ? nullptr : reference.response(begin->key);
   if (is_gradient && first != nullptr && elements_of_norm(*first) < kFew) {
     elements = std::min(elements, elements_of_norm(*first));
-    const RecordKey output{key.step, RecordKind::kActivation, begin->key.name, begin->key.call};
-    const Response* const logits = reference.response(output);
-    if (logits != nullptr && logits->reference_max_abs <= kLargestLogit) {
-      of_logits = perturbed_tolerance(*logits, k, coarsest, numel_of(begin->layout.global_shape),
-                                      logits->reference_norm)
-                      .relative_error *
-                  logits->reference_norm;
-    }
+    const Response* const logits = reference.response(output_of(*begin));
+    if (logits != nullptr && logits->reference_max_abs <= kLargestLogit)
+      of_logits = own_error(reference, output_of(*begin), k, coarsest) * logits->reference_norm;
   }
   const double few = k * few_elements_factor(std::llround(std::clamp(elements, 1.0, kFew)));
   return std::max(responses_allowed(few, coarsest) * response->relative_error, of_logits);
@@ -118,17 +124,13 @@ double error_of_summed_rows(const Reference& reference, const RecordKey& key, do
 double error_of_loss(const Reference& reference, const RecordKey& key, double k, Dtype coarsest) {
   const Record* const begin = reference.begin_of_backward(key.step);
   if (size_of(coarsest) == 2 || role_of(key) != NameRole::kLoss || begin == nullptr) return 0;
-  const RecordKey of_logits{key.step, RecordKind::kActivation, begin->key.name, begin->key.call};
   const Response* const gradient = reference.response(begin->key);
-  const Response* const logits = reference.response(of_logits);
+  const Response* const logits = reference.response(output_of(*begin));
   if (gradient == nullptr || logits == nullptr) return 0;
-  const std::int64_t numel = numel_of(begin->layout.global_shape);
   const double error =
-      perturbed_tolerance(*logits, k, coarsest, numel, logits->reference_norm).relative_error *
-      logits->reference_norm;
-  const double part =
-      std::min(1.0, 4 / std::sqrt(static_cast<double>(std::max(numel, std::int64_t{1}))));
-  return part * gradient->reference_norm * error +
+      own_error(reference, output_of(*begin), k, coarsest) * logits->reference_norm;
+  const auto numel = static_cast<double>(numel_of(begin->layout.global_shape));
+  return std::min(1.0, 4 / std::sqrt(numel)) * gradient->reference_norm * error +
          2 * unit_roundoff(coarsest) * std::max(1.0, logits->reference_max_abs);
 }
 

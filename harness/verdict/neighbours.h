@@ -50,8 +50,8 @@ namespace isoshard {
 /// For the loss: the Frobenius norm of the error that the roundings of its logits make, 0 for every
 /// other record. Logits are the activation whose gradient the backward pass begins with. To first
 /// order, errors d of n logits make sum g d of it, at most ||g|| ||d||, and 4 / sqrt(n) of that
-/// where they are independent. And a logarithm of a softmax is rounded to the
-/// digits of a logit, and of the sum that it is of, which is at least 1.
+/// where they are independent. The logarithm of a softmax is also rounded to the digits of a logit,
+/// and to those of the sum of exponentials, which is at least 1.
 [[nodiscard]] double error_of_loss(const Reference& reference, const RecordKey& key, double k,
                                    Dtype coarsest);
 

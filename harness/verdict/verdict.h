@@ -53,7 +53,7 @@ struct TensorComparison {
   /// For insensitive tensors: largest allowed Frobenius norm of the difference.
   double allowed_absolute = 0;
   bool insensitive = false;  ///< reference norm below its own absolute response
-  bool subnormal = false;    ///< but in fp16: too small for a number of the dtype's digits
+  bool subnormal = false;    ///< below the least normal number; never set in fp16
   /// The smallest scale error that would have been rejected; 0 at level exact.
   double scale_sensitivity = 0;
   double rolled_error = 0;  ///< relative error of a copy rolled by one place; 0 at level exact

@@ -76,7 +76,7 @@ def add_content(
 ) -> None:
     """Adds what torch.save wrote; `prefix` stands before every path, `where` is named by errors.
 
-    Raises CheckpointError if there is no dictionary or list to walk through.
+    Raises CheckpointError if `content` is neither a dictionary nor a list of tensors.
     """
     if isinstance(content, torch.Tensor) or not isinstance(content, _CONTAINERS):
         raise CheckpointError(
@@ -275,11 +275,11 @@ def leave_out_settings(stored: Stored, groups: Sequence[Mapping[str, Any]]) -> N
         stored.left_out.append(f"settings of the optimizer's group {index}: {settings}")
 
 
-# -- what is no tensor ---------------------------------------------------------------------------
+# -- other values --------------------------------------------------------------------------------
 
 
 def _list_others(stored: Stored, reached: _Reached, main: Path) -> None:
-    """One line for each value that is no tensor, or for each key that has many of them."""
+    """Lists each value other than a tensor; one line for a key that has many of them."""
     numbers = Counter(path[:1] for path, _ in reached.others)
     for head, number in numbers.items():
         if number > _LISTED and head != main:

@@ -109,8 +109,7 @@ class EngineHooks(Hooks):
                 self._guarded(self._after_engine_step)()
             return result
 
-        self.engine.step = step
-        self._undo.append(lambda: setattr(self.engine, "step", original))
+        self._replace(self.engine, "step", step)
 
     def _gradients(self) -> list[tuple[str, torch.Tensor]]:
         from deepspeed.utils import safe_get_full_grad

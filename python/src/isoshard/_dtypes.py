@@ -53,9 +53,8 @@ class Dtypes:
         self.copies: set[tuple[str, str]] = set()
         self._recorded: set[torch.dtype] = set()  # floating ones, of all but numbers and inputs
         self._coarsest: torch.dtype | None = None
-        self._of_inputs: torch.dtype | None = None
+        self._of_copies: torch.dtype | None = None  # of these, and of inputs
         self._of_buffers: torch.dtype | None = None
-        self._of_copies: torch.dtype | None = None
         self._began: dict[str, torch.Tensor] = {}
         self._has_changed = False
 
@@ -76,7 +75,7 @@ class Dtypes:
         if not dtype.is_floating_point:
             return
         if kind == "data_id":
-            self._of_inputs = coarser(self._of_inputs, dtype)
+            self._of_copies = coarser(self._of_copies, dtype)
             return
         if kind != "scalar":
             self._recorded.add(dtype)
@@ -94,7 +93,7 @@ class Dtypes:
         if self._recorded == {torch.float64} and is_narrow:
             return {"coarsest_dtype": "fp32"}
         own = coarser(self._coarsest, self._of_buffers if self._has_changed else None)
-        whole = coarser(coarser(coarser(own, self._of_inputs), self._of_buffers), self._of_copies)
+        whole = coarser(coarser(own, self._of_copies), self._of_buffers)
         if own is None or whole is own:
             return {}
         return {"coarsest_dtype": dtype_name(own, "the records")}

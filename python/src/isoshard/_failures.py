@@ -44,8 +44,8 @@ def why_failed(failure: Failure, options: JudgeOptions) -> str:
     if codes is None:
         where = "\n".join(where_ranks_stood(failure.logs)) or _tail(failure)
         return (
-            f"Each run must end within {round(failure.limit, 1):g} seconds, got one that still ran. "
-            f"{_more_time(failure, options)} if it needs more. When it was ended:\n{where}"
+            f"Each run must end within {round(failure.limit, 1):g} seconds, got one that still ran."
+            f" {_more_time(failure, options)} if it needs more. When it was ended:\n{where}"
         )
     tail = f"The last lines of {_whose(failure)} were:\n{_tail(failure)}"
     if failure.has_bundle:

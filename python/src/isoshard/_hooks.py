@@ -179,19 +179,13 @@ class Hooks:
 
     def _patch_replacing(self, modules: set[int]) -> None:
         """Ends a step before the script casts, moves or loads the model: training is over then."""
+
+        def before(module: torch.nn.Module, *_args: Any, **_kwargs: Any) -> None:
+            if self._is_open and id(module) in modules:
+                self._guarded(self._close)()
+
         for name in ("_apply", "load_state_dict"):
-            original = getattr(torch.nn.Module, name)
-
-            def call(
-                module: torch.nn.Module, *args: Any, _original: Any = original, **kwargs: Any
-            ) -> Any:
-                if self._is_open and id(module) in modules:
-                    self._guarded(self._close)()
-                return _original(module, *args, **kwargs)
-
-            functools.update_wrapper(call, original)
-            setattr(torch.nn.Module, name, call)
-            self._undo.append(lambda n=name, o=original: setattr(torch.nn.Module, n, o))
+            self._run_before(torch.nn.Module, name, before)
 
     def _attach_root(self) -> None:
         """Hooks on the module that is called with a batch."""
@@ -265,6 +259,23 @@ class Hooks:
 
     def _keep(self, handle: Any) -> None:
         self._undo.append(handle.remove)
+
+    def _replace(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
+        """Replaces a function of a module, class or object until the hooks are taken off."""
+        original = getattr(owner, name)
+        setattr(owner, name, function)
+        self._undo.append(lambda: setattr(owner, name, original))
+
+    def _run_before(self, owner: Any, name: str, before: Callable[..., None]) -> None:
+        """Calls `before` with the same arguments before each call of a function."""
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            before(*args, **kwargs)
+            return original(*args, **kwargs)
+
+        self._replace(owner, name, call)
 
     def _rename(self, name: str) -> str:
         return self.recorder.options.name(name)
@@ -352,7 +363,7 @@ class Hooks:
             )
 
     def _expect_backward(self, output: Any) -> None:
-        """A pass whose output never gets a gradient, such as a test, is no micro-batch."""
+        """Counts a pass as a micro-batch only if its output gets a gradient."""
         micro, unused = self._micro, self._unused
         parts = [t for _, t in tensors_of("", output) if t.requires_grad]
         if parts:
@@ -419,8 +430,7 @@ class Hooks:
                 if is_outer:
                     self.recorder.journal.phase = UPDATE
 
-        torch.autograd.backward = backward
-        self._undo.append(lambda: setattr(torch.autograd, "backward", original))
+        self._replace(torch.autograd, "backward", backward)
 
     # -- gradients and steps -----------------------------------------------------------------
 
@@ -440,11 +450,9 @@ class Hooks:
             return original(parameters, max_norm, total_norm, *a, **k)
 
         public = getattr(torch.nn.utils, "clip_grads_with_norm_", None)
-        setattr(clip_grad, inner, clip)
-        self._undo.append(lambda: setattr(clip_grad, inner, original))
+        self._replace(clip_grad, inner, clip)
         if public is original:
-            torch.nn.utils.clip_grads_with_norm_ = clip
-            self._undo.append(lambda: setattr(torch.nn.utils, "clip_grads_with_norm_", original))
+            self._replace(torch.nn.utils, "clip_grads_with_norm_", clip)
 
     def _before_clipping(self, names: set[str], max_norm: float, total_norm: Any) -> None:
         self._close()
@@ -595,27 +603,21 @@ class Hooks:
         """Where places are found by asking other ranks, groups must still be there."""
         if not dist.is_available():
             return
-        original = dist.destroy_process_group
 
-        def destroy(*args: Any, **kwargs: Any) -> Any:
+        def before(*args: Any, **kwargs: Any) -> None:
             if kwargs.get("group", args[0] if args else None) in (None, dist.group.WORLD):
                 self._guarded(self._close)()
-            return original(*args, **kwargs)
 
-        dist.destroy_process_group = destroy
-        self._undo.append(lambda: setattr(dist, "destroy_process_group", original))
+        self._run_before(dist, "destroy_process_group", before)
 
     def _patch_clearing(self) -> None:
         """Notes that gradients are cleared, which a step has not read if one is under way."""
+
+        def before(*_args: Any, **_kwargs: Any) -> None:
+            self._is_cleared |= bool(self._losses) and self._active
+
         for owner in (torch.optim.Optimizer, torch.nn.Module):
-            original: Any = owner.zero_grad
-
-            def clear(own: Any, *args: Any, _original: Any = original, **kwargs: Any) -> Any:
-                self._is_cleared |= bool(self._losses) and self._active
-                return _original(own, *args, **kwargs)
-
-            owner.zero_grad = clear  # type: ignore[method-assign,assignment]
-            self._undo.append(lambda o=owner, z=original: setattr(o, "zero_grad", z))
+            self._run_before(owner, "zero_grad", before)
 
     def _forget_if_cleared(self) -> None:
         """Forgets passes whose gradients no step has read, as those that a loss scaler leaves out.

@@ -591,7 +591,7 @@ class Driver:
         return code
 
     def _tell_missing_steps(self, run: Path) -> None:
-        """What was not judged is no part of the verdict."""
+        """Prints how many of the steps that were asked for the script did not make."""
         from ._bundle import read_manifest
 
         asked = self.options.at_steps or range(self.options.steps)

@@ -69,13 +69,11 @@ def compute_in_pieces(is_inside: Callable[[], bool]) -> Callable[[], None]:
     return undo
 
 
-def _is_wide(logits: torch.Tensor) -> bool:
-    is_floating = logits.numel() > 0 and logits.is_floating_point()
-    return is_floating and logits.element_size() >= 4 and not _is_traced()
-
-
-def _is_traced() -> bool:
-    return torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu")
+def _is_wide(tensor: torch.Tensor) -> bool:
+    """Whether it has elements of 32 or 64 bits, in which torch computes here."""
+    if torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+        return False
+    return tensor.numel() > 0 and tensor.is_floating_point() and tensor.element_size() >= 4
 
 
 def _is_cut(rows: torch.Tensor, weight: torch.Tensor) -> bool:
@@ -83,9 +81,7 @@ def _is_cut(rows: torch.Tensor, weight: torch.Tensor) -> bool:
     plain = (torch.Tensor, torch.nn.Parameter)
     if type(rows) not in plain or type(weight) not in plain or weight.ndim != 2:
         return False
-    if rows.numel() == 0 or _is_traced():
-        return False
-    is_wide = rows.dtype in (torch.float32, torch.float64) and weight.dtype == rows.dtype
+    is_wide = _is_wide(rows) and weight.dtype == rows.dtype
     return is_wide and min(rows.numel() // rows.shape[-1], weight.shape[0]) <= _FEW
 
 

@@ -146,19 +146,13 @@ class PipelineHooks(Hooks):
                 self._losses.append(loss.detach().clone() / self._num_losses)
             return loss
 
-        self.schedule._loss_fn = loss_fn
-        self._undo.append(lambda: setattr(self.schedule, "_loss_fn", original))
+        self._replace(self.schedule, "_loss_fn", loss_fn)
 
     def _wrap_schedule(self) -> None:
         """Other ranks may need this one's activations to come to their next forward pass."""
-        original = self.schedule.step
-
-        def step(*args: Any, **kwargs: Any) -> Any:
-            self._guarded(self._close)()
-            return original(*args, **kwargs)
-
-        self.schedule.step = step
-        self._undo.append(lambda: setattr(self.schedule, "step", original))
+        self._run_before(
+            self.schedule, "step", lambda *_args, **_kwargs: self._guarded(self._close)()
+        )
 
     def _before_stage(self, stage: Any) -> Callable[[torch.nn.Module, Any, Any], None]:
         """Counts the micro-batches of each stage; inputs of later stages are activations."""

@@ -367,8 +367,8 @@ def _equal_within_roundings(
     isoshard-judge asks for equal bits where two runs in one dtype have them: in weights and data
     that a run begins with, and where a step adds nothing but weight decay. Weights and data may be
     computed from random numbers (trunc_normal_, orthogonal_, a sum), which is several roundings of
-    numbers as large as the largest element. What a step makes is held to its own moments, so that
-    it may not be replaced as freely.
+    numbers as large as the largest element. The judge recomputes a step's results from the
+    run's own moments, so those may be replaced within fewer roundings.
     """
     if tensor.shape != native.shape or not tensor.is_floating_point() or not native.numel():
         return tensor

@@ -18,8 +18,8 @@ import torch
 
 from . import _bundle, _safetensors
 
-#: Roundings by which an element of an input of 32 or 64 bits may differ, and of 16: of its own size,
-#: or of the median size in its row.
+#: Roundings by which an element of an input of 32 or 64 bits may differ, and of 16. Their size is
+#: that of the element, or the median size in its row.
 _ROUNDINGS, _COARSE_ROUNDINGS = 64, 2
 _MOST_PAIRS = 1 << 24
 
@@ -74,7 +74,8 @@ def settle(reference: Path, run: Path) -> Settled:
         size = 1
         for axis in manifest["mesh"]:
             size *= int(axis["degree"])
-        steps = [s for s in manifest["steps"] if s in _bundle.read_manifest(reference)["steps"]]
+        known = _bundle.read_manifest(reference)["steps"]
+        steps = [step for step in manifest["steps"] if step in known]
         near: dict[str, float] = {}
         idle: dict[str, None] = {}  # gradients that are zeros in the run alone
         missing: dict[str, None] = {}  # and in the reference alone

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -202,7 +203,8 @@ def run_reference(case: Case, directory: str, device_mesh: Any) -> None:
         try:
             require_repeat(Path(directory), Path(f"{directory}.repeat"))
         except RunError:
-            return  # whoever started this says so; perturbed runs would be refused
+            return  # whoever finds the repeat left says so; perturbed runs would be refused
+        shutil.rmtree(f"{directory}.repeat")
     perturbed = []
     for i in range(NUM_PERTURBED):
         path = f"{directory}.perturbed{i}"

@@ -258,7 +258,7 @@ def _compare(words: list[str]) -> int:
 
 
 def _refuse_one_run(reference: Path, run: Path) -> None:
-    """Raises if both bundles are of one run: it equals itself, whatever it computed."""
+    """Raises if both bundles have the same run id: a run always equals itself."""
     from ._bundle import read_manifest
 
     try:
