@@ -179,52 +179,6 @@ def test_inputs_make_no_floors_coarser(
     assert dtypes.judging() == said
 
 
-class FrozenTable(Mlp):
-    """In fp32, with a frozen table in bf16."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed.to(torch.bfloat16).requires_grad_(False)
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        hidden = self.embed(ids).float()
-        logits = self.head(hidden + self.down(torch.relu(self.up(hidden))))
-        return nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
-
-
-class TrainedTable(FrozenTable):
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed.requires_grad_(True)
-
-
-def factor_in_backward(model: nn.Module, mesh: Any) -> nn.Module:
-    model.down.weight.register_hook(lambda gradient: gradient * 1.001)
-    return ddp(model, mesh)
-
-
-def test_a_frozen_table_of_16_bits_hides_no_factor(
-    isoshard_check: Check, tmp_path: Path
-) -> None:
-    words: dict[str, Any] = {"mesh": "dp=2", "batch": IDS, "optimizer": adamw}
-
-    assert isoshard_check(FrozenTable, ddp, keep=tmp_path, **words).conforms
-
-    manifest = json.loads((tmp_path / "reference" / "manifest.json").read_text())
-    assert manifest["settings"]["judging"]["coarsest_dtype"] == "fp32"
-    with pytest.raises(Divergence, match="first gradient of down.weight"):
-        isoshard_check(FrozenTable, factor_in_backward, **words)
-
-
-def test_a_trained_table_of_16_bits_is_rounded(isoshard_check: Check, tmp_path: Path) -> None:
-    words: dict[str, Any] = {"mesh": "dp=2", "batch": IDS, "optimizer": adamw}
-
-    isoshard_check(TrainedTable, ddp, keep=tmp_path, **words)
-
-    manifest = json.loads((tmp_path / "reference" / "manifest.json").read_text())
-    assert "coarsest_dtype" not in manifest["settings"]["judging"]
-
-
 def alone() -> nn.Module:
     if dist.is_initialized() and dist.get_world_size() == 1:
         raise RuntimeError("a reference has no process group")

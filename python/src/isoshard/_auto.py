@@ -57,6 +57,7 @@ class AutoConfig:
     mesh: str | None = None
     steps: int = 2
     perturb: int | None = None
+    tables: list[str] = field(default_factory=list)  # which perturbed runs leave as they are
     stop: bool = True
     single: bool = False
     subject: str = "script"
@@ -327,7 +328,8 @@ class AutoRecorder:
                 found = optimizers_of(module, self.megatron)
                 perturb_megatron(module, found, config.perturb)
             else:
-                perturb(model, config.perturb, outside_parameters(model, optimizers))
+                outside = outside_parameters(model, optimizers)
+                perturb(model, config.perturb, outside, config.tables)
         _, size = world()
         if config.mesh is not None and parse_mesh(config.mesh).size != size:
             raise RecordError(

@@ -119,11 +119,13 @@ def write_rank(
     step: int,
     entries: Sequence[Entry],
     journal: Mapping[str, Any] | None = None,
-    cleared: int = 0,
+    notes: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes the three files of a step and rank; the .done file comes last.
 
-    `cleared`: number of attempts at the step whose gradients were cleared; they have no records.
+    `notes` is for the runs that follow, not for the judge: `cleared`, the number of attempts at the
+    step whose gradients were cleared, which have no records; `tables`, the parameters that are
+    frozen tables (_tables).
     """
     names = [e.tensor_name for e in entries]
     if len(set(names)) < len(names):
@@ -152,8 +154,7 @@ def write_rank(
     }
     if journal is not None:
         content["journal"] = journal
-    if cleared:
-        content["cleared"] = cleared
+    content.update(notes or {})
     stem.with_suffix(".json").write_text(json.dumps(content))
     stem.with_suffix(".done").write_text(run + "\n")
 
@@ -333,6 +334,17 @@ def cleared_steps(directory: Path) -> list[int]:
             file = step_folder(directory, step) / f"{rank_stem(0)}.json"
             if file.exists() and _read_json(file).get("cleared"):
                 found.append(step)
+        return found
+
+
+def tables(directory: Path) -> list[str]:
+    """Parameters of which no step of a reference has done more than copy rows (_tables)."""
+    with checked(directory):
+        manifest = read_manifest(directory)
+        found: list[str] = []
+        for step in manifest["steps"]:
+            file = step_folder(directory, step) / f"{rank_stem(0)}.json"
+            found = _read_json(file).get("tables", []) if file.exists() else []
         return found
 
 

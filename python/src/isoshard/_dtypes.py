@@ -3,12 +3,15 @@
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ._names import own_class
 from ._safetensors import dtype_name
+
+if TYPE_CHECKING:
+    from ._tables import TableWatch
 
 _BUFFER = ".buffer"
 #: To be asked for by identity: in the float64 mode it is equal to float64.
@@ -20,28 +23,13 @@ def is_float32(dtype: torch.dtype) -> bool:
     return str(dtype) == "torch.float32"
 
 
-def only_selects(module: torch.nn.Module) -> bool:
-    """Whether a module copies rows of a frozen table, and so rounds nothing."""
-    is_lookup = own_class(module) is torch.nn.Embedding
-    return is_lookup and module.max_norm is None and not module.weight.requires_grad
-
-
-def frozen_tables(model: torch.nn.Module) -> set[int]:
-    """Parameters of 16 bits that modules only select from, by id."""
-    selected: set[int] = set()
-    computed: set[int] = set()
-    for module in model.modules():
-        own = selected if only_selects(module) else computed
-        own |= {id(p) for p in module.parameters(recurse=False) if p.element_size() <= 2}
-    return selected - computed
-
-
 class Dtypes:
     """The coarsest dtype that rounds what is recorded.
 
     The judge takes the coarsest of all records, and allows for its roundings everywhere. That is
-    wrong twice. Inputs, frozen tables that rows are copied from, and buffers that no step writes
-    are never rounded: images in bf16 or a table in fp16 make nothing in an fp32 model less exact.
+    wrong twice. Inputs, frozen tables that rows are copied from (_tables), and buffers that no step
+    writes are never rounded: images in bf16 or a table in fp16 make nothing in an fp32 model less
+    exact.
     And a model in fp64 whose loss is computed in fp32, as transformers' is, has gradients that are
     rounded as the loss is, though no recorded tensor shows it.
     """
@@ -49,11 +37,12 @@ class Dtypes:
     def __init__(self) -> None:
         #: Those of the losses from which backward passes began.
         self.losses: set[torch.dtype] = set()
-        #: Frozen tables, and activations that copy their rows: pairs of kind and name.
-        self.copies: set[tuple[str, str]] = set()
+        #: Looks for frozen tables, where there may be some.
+        self.tables: TableWatch | None = None
         self._recorded: set[torch.dtype] = set()  # floating ones, of all but numbers and inputs
         self._coarsest: torch.dtype | None = None
-        self._of_copies: torch.dtype | None = None  # of these, and of inputs
+        self._of_inputs: torch.dtype | None = None
+        self._of_values: torch.dtype | None = None  # of 16 bits: parameters and activations
         self._of_buffers: torch.dtype | None = None
         self._began: dict[str, torch.Tensor] = {}
         self._has_changed = False
@@ -75,14 +64,14 @@ class Dtypes:
         if not dtype.is_floating_point:
             return
         if kind == "data_id":
-            self._of_copies = coarser(self._of_copies, dtype)
+            self._of_inputs = coarser(self._of_inputs, dtype)
             return
         if kind != "scalar":
             self._recorded.add(dtype)
         if kind == "optimizer" and name.endswith(_BUFFER):
             self._of_buffers = coarser(self._of_buffers, dtype)
-        elif (kind, name) in self.copies:
-            self._of_copies = coarser(self._of_copies, dtype)
+        elif kind in ("param", "activation") and dtype.itemsize <= 2:
+            self._of_values = coarser(self._of_values, dtype)
         else:
             self._coarsest = coarser(self._coarsest, dtype)
 
@@ -92,11 +81,18 @@ class Dtypes:
         is_narrow = any(dtype is _FLOAT32 for dtype in self.losses)
         if self._recorded == {torch.float64} and is_narrow:
             return {"coarsest_dtype": "fp32"}
-        own = coarser(self._coarsest, self._of_buffers if self._has_changed else None)
-        whole = coarser(coarser(own, self._of_copies), self._of_buffers)
+        of_values = None if self.tables is not None and self.tables.is_exact else self._of_values
+        of_buffers = self._of_buffers if self._has_changed else None
+        own = coarsest(self._coarsest, of_values, of_buffers)
+        whole = coarsest(own, self._of_values, self._of_buffers, self._of_inputs)
         if own is None or whole is own:
             return {}
         return {"coarsest_dtype": dtype_name(own, "the records")}
+
+
+def coarsest(*dtypes: torch.dtype | None) -> torch.dtype | None:
+    """The one that rounds most; None if there is none."""
+    return functools.reduce(coarser, dtypes)
 
 
 def coarser(a: torch.dtype | None, b: torch.dtype | None) -> torch.dtype | None:

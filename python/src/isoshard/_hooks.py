@@ -26,7 +26,6 @@ from ._checks import (
     replaced_parameters,
 )
 from ._dtensor import is_dtensor, local_of, reduced
-from ._dtypes import frozen_tables, only_selects
 from ._inputs import as_input, tensors_of
 from ._mesh import DATA_AXES
 from ._names import compiled_root, named_modules, named_parameters, own_class, unwrapped
@@ -47,6 +46,7 @@ from ._shared_state import (
     states_of_others,
     without_inner,
 )
+from ._tables import watch_of
 from .errors import IsoshardError, RecordError
 
 #: Recorded at their input, too, under this name: what enters an output projection.
@@ -113,14 +113,12 @@ class Hooks:
         self._attach(model)
         if recorder.is_response:
             self._compute_in_pieces()
+        elif recorder.world_size == 1:
+            self._watch_tables()
         recorder.training.update(training_settings(self.model, kinds_of(self.optimizers)))
         self._set_judging()
         for name, buffer in persistent_buffers(self.model):
             recorder.dtypes.begin(name, buffer)
-        tables = frozen_tables(self.model)
-        copies = {("param", self._rename(n)) for n, p in self._parameters() if id(p) in tables}
-        lookups = {n for n, module in named_modules(self.model) if only_selects(module)}
-        recorder.dtypes.copies |= copies | {("activation", self._rename(n)) for n in lookups}
         self._record_parameters()
         recorder.place_parameters()
 
@@ -140,6 +138,22 @@ class Hooks:
                     "replaces all parameters), or record with isoshard.record(directory, model, "
                     "optimizer)."
                 )
+
+    def _watch_tables(self) -> None:
+        """Looks which frozen parameters of 16 bits are tables, in all forward passes."""
+        watch = watch_of(self._parameters())
+        if watch is None or self.compiled_root is not None or compiled_names(self.model):
+            return
+        self.recorder.dtypes.tables = watch
+
+        def enter(*_args: Any) -> None:
+            watch.__enter__()
+
+        def leave(*_args: Any) -> None:
+            watch.__exit__(None, None, None)
+
+        self._keep(self.model.register_forward_pre_hook(enter, prepend=True))
+        self._keep(self.model.register_forward_hook(leave, always_call=True))
 
     def _compute_in_pieces(self) -> None:
         depth = 0

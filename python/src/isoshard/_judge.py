@@ -424,6 +424,7 @@ class Driver:
 
     def _config(self, path: Path, subject: str, seed: int | None) -> Any:
         from ._auto import AutoConfig
+        from ._bundle import tables
 
         options = self.options
         overrides: dict[str, Any] = {}
@@ -447,6 +448,7 @@ class Driver:
             mesh=str(self.mesh) if is_run else None,
             steps=options.steps,
             perturb=seed,
+            tables=[] if seed is None else tables(self.folder / "reference"),
             stop=not options.run_to_end,
             single=not is_run and self._is_reference_single(),
             subject="script" if is_run else subject,

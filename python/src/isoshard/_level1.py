@@ -6,11 +6,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from . import _float64
+from ._bundle import tables
 from ._checks import outside_parameters, switch_dropout_off
 from ._deepspeed import EngineHooks, is_engine, perturb_engine
 from ._generic import move_generically
@@ -91,7 +93,8 @@ def record(
             "none".
         keep: "everything", or "what_differs": each rank compares its tensors with `reference` while
             it runs; what agrees leaves its statistics, a digest and samples.
-        reference: the bundle of one process to compare with, with its responses.
+        reference: the bundle of one process to compare with, with its responses. With `perturb`, the
+            bundle whose frozen tables of 16 bits stay as they are, as they round nothing.
         only: KIND/NAME patterns of what is recorded; all if there are none. Data ids always are.
         at_steps: numbers of the optimizer steps that are recorded, from 0; all if there are none.
         training: further settings that both runs must share.
@@ -122,7 +125,9 @@ def record(
         only=only,
         at_steps=at_steps,
     )
-    if keep not in ("everything", "what_differs") or (keep == "what_differs") != bool(reference):
+    is_compared = keep == "what_differs"
+    has_use = is_compared or perturb is not None
+    if keep not in ("everything", "what_differs") or not is_compared <= bool(reference) <= has_use:
         raise UsageError(
             'keep must be "everything", or "what_differs" with the reference= to compare with, got '
             f"{keep!r} and {reference!r}."
@@ -145,14 +150,15 @@ def record(
         perturb_megatron(model, [optimizer], perturb)
     elif perturb is not None:
         plain = unwrapped(model)
-        move_weights(plain, perturb, outside_parameters(plain, _list_of(optimizer)))
+        outside = outside_parameters(plain, _list_of(optimizer))
+        move_weights(plain, perturb, outside, tables(Path(reference)) if reference else ())
     recorder = Recorder(
         directory,
         mesh=mesh,
         subject=subject,
         case=case,
         options=with_preset(options, model),
-        compare_with=reference,
+        compare_with=reference if is_compared else None,
         purpose="judged" if perturb is None else "response",
     )
     hooks: Hooks

@@ -4,25 +4,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 
 from ._dtensor import is_dtensor, local_of
-from ._dtypes import frozen_tables
 from ._names import reshard
 from .errors import RecordError
 
 
 def perturb(
-    model: torch.nn.Module, seed: int, outside: Mapping[str, torch.Tensor] | None = None
+    model: torch.nn.Module,
+    seed: int,
+    outside: Mapping[str, torch.Tensor] | None = None,
+    tables: Collection[str] = (),
 ) -> None:
     """Moves each floating-point or complex parameter by one ulp of its dtype, in place; so those
     outside.
 
     Where FSDP2 or autocast computes in 16 bits, it is an ulp of those: a smaller one would be lost
-    in the cast. Tables of 16 bits that are frozen and only selected from stay: their ulps would
-    hide what a wide model rounds.
+    in the cast. `tables` are parameters that stay as they are (_tables).
 
     A parameter that a DTensor cuts over several ranks is refused: perturbed runs are runs of one
     process (or of ranks that all hold the whole model).
@@ -30,12 +31,11 @@ def perturb(
     reshard(model)
     generator = torch.Generator().manual_seed(seed)
     computed = _compute_dtypes(model)
-    tables = frozen_tables(model)
     with torch.no_grad():
         for name, parameter in [*model.named_parameters(), *(outside or {}).items()]:
             if not parameter.is_floating_point() and not parameter.is_complex():
                 continue
-            if id(parameter) in tables:
+            if name in tables:
                 continue
             if is_dtensor(parameter) and local_of(parameter).shape != parameter.shape:
                 raise RecordError(

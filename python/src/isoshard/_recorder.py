@@ -369,12 +369,17 @@ class Recorder:
                 self.step,
                 self._entries,
                 journal,
-                self._cleared,
+                self._notes(),
             )
             self.steps.append(self.step)
         self.step += 1
         self._entries, self._calls, self._cleared = [], {}, 0
         self._arena.clear()
+
+    def _notes(self) -> dict[str, Any]:
+        notes: dict[str, Any] = {"cleared": self._cleared} if self._cleared else {}
+        tables = self.dtypes.tables
+        return notes if tables is None else {**notes, "tables": sorted(tables.found)}
 
     def forget_attempt(self) -> None:
         """Forgets what the current step has recorded but for what it begins with."""

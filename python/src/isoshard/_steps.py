@@ -208,7 +208,8 @@ def run_reference(case: Case, directory: str, device_mesh: Any) -> None:
     perturbed = []
     for i in range(NUM_PERTURBED):
         path = f"{directory}.perturbed{i}"
-        _train(case, build(), path, (1, 0), step, subject="perturbed", perturb=1000 + i)
+        given = {"subject": "perturbed", "perturb": 1000 + i, "reference": directory}
+        _train(case, build(), path, (1, 0), step, **given)
         perturbed.append(Path(path))
     respond(Path(directory), perturbed)
 
