@@ -173,6 +173,12 @@ def test_6_weights_that_are_computed_from_draws_get_a_verdict(tmp_path: Path) ->
     assert "weights as read 1.weight (step 0)" in said
 
 
+def test_6_a_program_that_proves_nothing_is_vacuous_in_both(tmp_path: Path) -> None:
+    after = "[p.grad.zero_() for p in model.parameters()]"
+    code, words, said = judged(tmp_path, "--precision", "both", dtype="float32", after=after)
+    assert (code, words) == (1, {"native": "vacuous", "float64": "vacuous"}), said
+
+
 @pytest.mark.parametrize("has_16_bits", [True, False])
 def test_7_the_exit_code_is_the_worse_one(tmp_path: Path, has_16_bits: bool) -> None:
     """A wrong branch of float32 alone, which float64 takes only where nothing has 16 bits."""

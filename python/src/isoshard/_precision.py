@@ -292,7 +292,7 @@ def self_check(native: Path, float64: Path, coarsest: str | None = None) -> Self
                 f"{_program.NAME}:\n{text.strip()}"
             )
         (case,) = json.loads(report.read_text())["cases"]
-        if case["status"] == "vacuous" and case["rule"]["id"] == "inconclusive":
+        if case["status"] == "vacuous":  # nothing differs; the run is judged by the same rules
             return SelfCheck(weak=case["reason"])
         return SelfCheck(_first_wrong(case) or text.strip().splitlines()[0])
 
