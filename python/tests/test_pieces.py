@@ -50,6 +50,22 @@ def test_pieces_are_the_product(shape: tuple[int, ...], outputs: int, has_bias: 
         assert torch.equal(gradient, wanted_gradient)
 
 
+def test_a_product_in_pieces_is_no_view() -> None:
+    """Hooks on the gradient of a view are lost where the script changes it in place."""
+    linear, seen = nn.Linear(5, 3), []
+    undo = compute_in_pieces(lambda: True)
+    try:
+        out = linear(torch.ones(2, 4, 5))
+    finally:
+        undo()
+    out.register_hook(seen.append)
+    out.add_(1)
+
+    out.sum().backward()
+
+    assert len(seen) == 1
+
+
 def test_pieces_of_addmm_are_the_product() -> None:
     x, weight, bias = (torch.randint(-9, 9, s).double() for s in [(7, 5), (5, 3), (3,)])
     wanted = torch.addmm(bias, x, weight)
