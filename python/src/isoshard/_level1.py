@@ -93,8 +93,8 @@ def record(
             "none".
         keep: "everything", or "what_differs": each rank compares its tensors with `reference` while
             it runs; what agrees leaves its statistics, a digest and samples.
-        reference: the bundle of one process to compare with, with its responses. With `perturb`, the
-            bundle whose frozen tables of 16 bits stay as they are, as they round nothing.
+        reference: the bundle of one process to compare with, with its responses. With `perturb`,
+            the bundle whose frozen tables of 16 bits stay as they are, as they round nothing.
         only: KIND/NAME patterns of what is recorded; all if there are none. Data ids always are.
         at_steps: numbers of the optimizer steps that are recorded, from 0; all if there are none.
         training: further settings that both runs must share.

@@ -42,7 +42,7 @@ def compute_in_pieces(is_inside: Callable[[], bool]) -> Callable[[], None]:
             torch.cat([linear(part, w, b) for w, b in zip(weights, biases, strict=True)], -1)
             for part in _rows(rows)
         ]
-        # A copy, since a view that the script changes in place would lose the hooks of its gradient.
+        # A copy: a view that the script changes in place would lose the hooks of its gradient.
         return torch.cat(outputs).reshape(*input.shape[:-1], weight.shape[0]).clone()
 
     def addmm_in_pieces(*args: Any, **kwargs: Any) -> torch.Tensor:
