@@ -68,13 +68,13 @@ constexpr auto kRules = [] {
        "A run that left its steps out ends with the same parameters as one whose learning rate is "
        "0, or too small to change a number."},
       {kAxisWithoutWitness, "axis_without_witness",
-       "nothing shows that {axis} is used: all {degree} coordinates hold the same parts, or parts "
-       "with the same contents, of every tensor that was compared. Parallelize the model over "
-       "{axis}, give its ranks different samples if it splits the batch, or leave it out of the "
-       "mesh",
-       "Ranks that all do the whole work agree with the reference, whatever their collectives do. "
-       "An axis counts as used if a compared tensor is cut or summed along it and its parts "
-       "differ."},
+       "nothing shows that {axis} is used: its coordinates {first} and {second} (of {degree}) hold "
+       "the same parts, or parts with the same contents, of every tensor that was compared. "
+       "Parallelize the model over {axis}, give its ranks different samples if it splits the "
+       "batch, or leave it out of the mesh",
+       "Ranks that do the same work agree with the reference, whatever their collectives do. An "
+       "axis counts as used if something tells each two of its coordinates apart: a compared "
+       "tensor that is cut or summed along it, and whose parts differ there."},
       {kInconclusive, "inconclusive",
        "{weak} of {compared} comparisons are inconclusive, first {tensor}: {weakness}",
        "A comparison must reject a wrong factor above the ceiling of its dtype, and a copy of "

@@ -545,7 +545,8 @@ void leave_layouts_open(const std::filesystem::path& bundle) {
 
 TEST_F(Bundles, WithCopiedHeadsAreInferredByNeighboursOrByTurns) {
   const MeshShape mesh({{Axis::kTp, 4}});
-  const at::Tensor heads = values({6, 3}, 7);  // two heads of three rows
+  const at::Tensor heads = values({6, 3}, 7);    // two heads of three rows
+  const at::Tensor queries = values({4, 3}, 8);  // one row for each rank
   const auto held = [&](const std::vector<int>& part_of_rank, double factor_on_rank_2) {
     return run(
         mesh, nullptr,
@@ -556,6 +557,8 @@ TEST_F(Bundles, WithCopiedHeadsAreInferredByNeighboursOrByTurns) {
           layout.boxes = {{{0, 0}, {3 * part, 0}, {3, 3}}};
           sink.on_record(site(RecordKind::kParam, "k", layout),
                          heads.narrow(0, 3 * part, 3) * (rank == 2 ? factor_on_rank_2 : 1));
+          sink.on_record(site(RecordKind::kParam, "q", layout_of({4, 3}, {shard(Axis::kTp, 0)})),
+                         queries.narrow(0, rank, 1));
         },
         Keep::kEverything);
   };
@@ -564,6 +567,7 @@ TEST_F(Bundles, WithCopiedHeadsAreInferredByNeighboursOrByTurns) {
                    MeshShape(), nullptr,
                    [=](Sink& sink, int) {
                      sink.on_record(site(RecordKind::kParam, "k", layout_of({6, 3})), heads);
+                     sink.on_record(site(RecordKind::kParam, "q", layout_of({4, 3})), queries);
                    },
                    Keep::kEverything),
                kWhole);

@@ -193,7 +193,7 @@ class Judge {
     if (verdict_.compared > 0 && !detail::reads_updated_weights(reference_))
       add("what a forward pass makes of updated weights, as none was recorded after a step");
     for (const AxisWitness& witness : verdict_.witnesses) {
-      if (witness.tensor.empty() && !witness.is_demanded)
+      if (witness.alike.has_value() && !witness.is_demanded)
         add(fmt::format("equal work of the ranks along {}, as nothing recorded shows their samples",
                         name_of(witness.axis)));
     }

@@ -39,10 +39,11 @@ struct Cut {
   bool weights = false, activations = false;
 };
 
-void record(Sink& sink, int rank, const Step& step, const Cut& cut) {
+/// `rows` are those of one rank.
+void record(Sink& sink, int rank, const Step& step, const Cut& cut, int rows = 2) {
   const auto put = [&](RecordKind kind, const char* name, const at::Tensor& t, bool is_cut) {
     const Layout layout = is_cut ? layout_of({4, 6}, {shard(cut.axis, 0)}) : layout_of({4, 6});
-    const at::Tensor local = is_cut ? t.narrow(0, 2 * rank, 2).contiguous() : t;
+    const at::Tensor local = is_cut ? t.narrow(0, rows * rank, rows).contiguous() : t;
     if (kind == RecordKind::kActivation)
       (void)sink.on_activation(site(kind, name, layout), local);
     else
@@ -66,9 +67,9 @@ Reference reference_of(const Step& step) {
 
 Verdict judged(const MeshShape& mesh, const Step& step, const Cut& cut) {
   const Reference reference = reference_of(step);
-  return judge(reference,
-               run(mesh, &reference, [&](Sink& sink, int rank) { record(sink, rank, step, cut); }),
-               {});
+  const int rows = 4 / mesh.axes().front().degree;
+  const Body body = [&](Sink& sink, int rank) { record(sink, rank, step, cut, rows); };
+  return judge(reference, run(mesh, &reference, body), {});
 }
 
 std::vector<std::string> witnesses(const Verdict& verdict) {
@@ -100,6 +101,22 @@ TEST(AxisWitnesses, PartsWithEqualContentsShowNothing) {
 
   EXPECT_THAT(judged(kTp2, step, cut).rule,
               RuleIs(RuleId::kAxisWithoutWitness, {{"axis", "tp"}, {"degree", 2}}));
+}
+
+TEST(AxisWitnesses, EachTwoCoordinatesMustBeToldApart) {
+  const MeshShape tp4({{Axis::kTp, 4}});
+  const Cut cut{.axis = Axis::kTp, .weights = true, .activations = true};
+  Step repeated;  // row 2 repeats row 0, so ranks 0 and 2 hold the same
+  for (at::Tensor* t :
+       {&repeated.weight, &repeated.activation, &repeated.gradient, &repeated.after})
+    *t = t->index_select(0, at::tensor({0, 1, 0, 3}));
+
+  const Verdict verdict = judged(tp4, repeated, cut);
+
+  EXPECT_THAT(verdict.rule, RuleIs(RuleId::kAxisWithoutWitness,
+                                   {{"axis", "tp"}, {"degree", 4}, {"first", 0}, {"second", 2}}));
+  EXPECT_THAT(witnesses(verdict), ElementsAre("weight as read w (step 0)"));
+  EXPECT_EQ(judged(tp4, {}, cut).status, Status::kConforms);
 }
 
 TEST(AxisWitnesses, ShardsOfParametersSayNothingOfTheSamplesOfDp) {

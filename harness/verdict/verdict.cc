@@ -112,11 +112,13 @@ bool is_zero(const TensorComparison& comparison) noexcept {
 
 Rule rule_of_unused_axis(const std::vector<AxisWitness>& witnesses) {
   const auto found = std::ranges::find_if(witnesses, [](const AxisWitness& witness) {
-    return witness.tensor.empty() && witness.is_demanded;
+    return witness.alike.has_value() && witness.is_demanded;
   });
   if (found == witnesses.end()) return {};
-  return said(RuleId::kAxisWithoutWitness,
-              {{"axis", name_of(found->axis)}, {"degree", found->degree}});
+  return said(RuleId::kAxisWithoutWitness, {{"axis", name_of(found->axis)},
+                                            {"degree", found->degree},
+                                            {"first", found->alike->first},
+                                            {"second", found->alike->second}});
 }
 
 void set_diverges(Verdict& verdict) {

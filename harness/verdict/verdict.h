@@ -7,6 +7,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "harness/evidence/evidence.h"
@@ -158,6 +159,8 @@ struct AxisWitness {
   Axis axis = Axis::kDp;
   int degree = 1;
   std::string tensor = {};  ///< "forward at embed_tokens (step 0)"; empty: nothing shows it
+  /// The first two coordinates that hold the same of every tensor, if there are any.
+  std::optional<std::pair<int, int>> alike = std::nullopt;
   /// Whether a run without one is vacuous: unless the policy excuses the axis, or the axis splits
   /// the batch and the run recorded nothing of samples.
   bool is_demanded = true;

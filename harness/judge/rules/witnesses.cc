@@ -5,6 +5,7 @@
 #include <optional>
 #include <set>
 #include <tuple>
+#include <utility>
 
 #include "harness/trace/parts.h"
 #include "harness/trace/stage.h"
@@ -86,6 +87,31 @@ bool differ(const Record& a, const Record& b) {
   return is_partial(a.layout) || !std::ranges::equal(first, second, {}, place, place);
 }
 
+/// Which pairs of an axis's coordinates something tells apart.
+class Pairs {
+ public:
+  explicit Pairs(int degree) : degree_(degree), apart_(static_cast<std::size_t>(degree * degree)) {}
+
+  bool is_apart(int a, int b) const { return apart_[at(a, b)]; }
+  void set_apart(int a, int b) { apart_[at(a, b)] = true; }
+
+  /// The first pair that nothing tells apart.
+  std::optional<std::pair<int, int>> alike() const {
+    for (int b = 1; b < degree_; ++b)
+      for (int a = 0; a < b; ++a)
+        if (!is_apart(a, b)) return std::pair(a, b);
+    return std::nullopt;
+  }
+
+ private:
+  std::size_t at(int a, int b) const {
+    return static_cast<std::size_t>(std::min(a, b) * degree_ + std::max(a, b));
+  }
+
+  int degree_;
+  std::vector<bool> apart_;
+};
+
 class WitnessSearch {
  public:
   WitnessSearch(const Trace& run, const std::map<RecordKey, std::vector<Held>>& held)
@@ -95,42 +121,71 @@ class WitnessSearch {
     const bool needs_samples = splits_batch(axis.axis);
     const bool has_samples = std::ranges::any_of(
         held_, [](const auto& entry) { return is_of_samples(*entry.second.front().record); });
-    AxisWitness witness{axis.axis, axis.degree, "", has_samples || !needs_samples};
+    AxisWitness witness{axis.axis, axis.degree, {}, {}, has_samples || !needs_samples};
+    Pairs pairs(axis.degree);
     std::map<std::vector<bool>, std::string> absences;
     for (const auto& [key, held] : held_) {
+      witness.alike = pairs.alike();
+      if (!witness.alike.has_value()) break;
       if (!may_be_witness(*held.front().record, axis.axis)) continue;
       if (needs_samples && !is_of_samples(*held.front().record)) continue;
       if (std::ranges::none_of(held, [](const Held& h) { return is_evidence(*h.record); }))
         continue;
-      if (differs_along(axis.axis, held)) {
+      if (tells_apart(axis.axis, held, pairs) && witness.tensor.empty())
         witness.tensor = describe(key);
-        return witness;
-      }
       // An optimizer that is shared out says nothing of the work.
       if (needs_samples || key.kind == RecordKind::kOptimizer) continue;
       // Stages of a pipeline, and experts, are whole tensors, each on its own ranks.
       const std::vector<bool> there = presence(axis, held);
       if (std::ranges::find(there, false) == there.end()) continue;
-      absences.try_emplace(there, describe(key));
+      if (!absences.try_emplace(there, describe(key)).second) continue;
       for (const auto& [other, tensor] : absences) {
-        if (is_subset(other, there) || is_subset(there, other)) continue;
-        witness.tensor = tensor + ", " + describe(key);
-        return witness;
+        if (tells_apart(other, there, pairs) && witness.tensor.empty())
+          witness.tensor = tensor + ", " + describe(key);
       }
     }
+    witness.alike = pairs.alike();
     return witness;
   }
 
  private:
-  /// Whether two ranks differ that have all coordinates but that of the axis in common.
-  bool differs_along(Axis axis, const std::vector<Held>& held) const {
-    std::map<int, const Record*> first;  // by the first rank of a group
-    for (const Held& one : held) {
-      const int group = run_.mesh.group_of(one.rank->rank, axis).front();
-      const auto [known, is_new] = first.try_emplace(group, one.record);
-      if (!is_new && differ(*known->second, *one.record)) return true;
+  /// Notes pairs of ranks that differ, and have all coordinates but that of the axis in common.
+  /// Returns whether there is one, known before or not.
+  bool tells_apart(Axis axis, const std::vector<Held>& held, Pairs& pairs) const {
+    std::map<int, std::vector<const Held*>> groups;  // by the first rank of a group
+    for (const Held& one : held)
+      groups[run_.mesh.group_of(one.rank->rank, axis).front()].push_back(&one);
+    bool is_any = false;
+    for (const auto& [first, group] : groups) {
+      for (std::size_t i = 0; i < group.size(); ++i) {
+        for (std::size_t j = i + 1; j < group.size(); ++j) {
+          const int a = run_.mesh.coordinate(group[i]->rank->rank, axis);
+          const int b = run_.mesh.coordinate(group[j]->rank->rank, axis);
+          if (a == b || (is_any && pairs.is_apart(a, b))) continue;
+          if (!differ(*group[i]->record, *group[j]->record)) continue;
+          pairs.set_apart(a, b);
+          is_any = true;
+        }
+      }
     }
-    return false;
+    return is_any;
+  }
+
+  /// The same for two tensors that some coordinates have nothing of: a pair of which each has one
+  /// that the other has not.
+  static bool tells_apart(const std::vector<bool>& one, const std::vector<bool>& other,
+                          Pairs& pairs) {
+    bool is_any = false;
+    const int degree = static_cast<int>(one.size());
+    for (int a = 0; a < degree; ++a) {
+      for (int b = 0; b < degree; ++b) {
+        const auto i = static_cast<std::size_t>(a), j = static_cast<std::size_t>(b);
+        if (!one[i] || one[j] || other[i] || !other[j]) continue;
+        pairs.set_apart(a, b);
+        is_any = true;
+      }
+    }
+    return is_any;
   }
 
   /// By coordinate, whether some rank has elements of it.
@@ -141,12 +196,6 @@ class WitnessSearch {
         there[static_cast<std::size_t>(run_.mesh.coordinate(h.rank->rank, axis.axis))] = true;
     }
     return there;
-  }
-
-  static bool is_subset(const std::vector<bool>& a, const std::vector<bool>& b) {
-    for (std::size_t i = 0; i < a.size(); ++i)
-      if (a[i] && !b[i]) return false;
-    return true;
   }
 
   const Trace& run_;

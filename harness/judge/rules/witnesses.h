@@ -15,11 +15,12 @@ namespace isoshard::detail {
 /// What ranks hold of each tensor. Refers to the run.
 [[nodiscard]] std::map<RecordKey, std::vector<Held>> held_by_ranks(const Trace& run);
 
-/// For each axis of degree > 1, in the order of the mesh, the first record whose ranks show it:
+/// For each axis of degree > 1, in the order of the mesh, the first record that tells two
+/// coordinates apart, and the first two that no record does. A record tells two apart if
 ///
-/// - its parts at two coordinates of the axis lie at different places and differ in content; or
-/// - it is a sum over the axis whose summands are not all equal; or
-/// - some coordinate has nothing of it, and has another record that others have not (stages,
+/// - its parts there lie at different places and differ in content; or
+/// - it is a sum over the axis whose summands there are not equal; or
+/// - one of them has nothing of it, and has another record that the other one has not (stages,
 ///   experts).
 ///
 /// On an axis that splits the batch (dp, its halves and cp) only samples and what is computed from

@@ -157,7 +157,8 @@ json verdict_json(const Verdict& verdict) {
   for (const AxisWitness& witness : verdict.witnesses)
     axes.push_back({{"axis", name_of(witness.axis)},
                     {"degree", witness.degree},
-                    {"witness", witness.tensor.empty() ? json(nullptr) : json(witness.tensor)}});
+                    {"witness", witness.tensor.empty() ? json(nullptr) : json(witness.tensor)},
+                    {"alike", witness.alike.has_value() ? json(*witness.alike) : json(nullptr)}});
   json published = json::array();
   for (const PublishedBound& bound : verdict.published) published.push_back(bound_json(bound));
   return {{"schema", kReportSchema},

@@ -87,10 +87,14 @@ class Table {
 
   /// What shows that each axis is used.
   void axes() {
-    for (const AxisWitness& witness : verdict_.witnesses)
-      entry(fmt::format("{} = {}", name_of(witness.axis), witness.degree),
-            witness.tensor.empty() ? "nothing shows that it is used"
-                                   : "differs between ranks in " + witness.tensor);
+    for (const AxisWitness& witness : verdict_.witnesses) {
+      std::string words = witness.tensor.empty() ? "nothing shows that it is used"
+                                                 : "differs between ranks in " + witness.tensor;
+      if (witness.alike.has_value() && !witness.tensor.empty())
+        words += fmt::format("; nothing tells coordinates {} and {} apart", witness.alike->first,
+                             witness.alike->second);
+      entry(fmt::format("{} = {}", name_of(witness.axis), witness.degree), words);
+    }
   }
 
   /// What is said of a tensor beside its numbers.
