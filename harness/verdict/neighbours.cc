@@ -9,6 +9,7 @@
 #include <string_view>
 
 #include "harness/stats/tolerance.h"
+#include "harness/trace/run_view.h"
 #include "harness/trace/stage.h"
 #include "harness/verdict/sensitivity.h"
 
@@ -67,6 +68,23 @@ double error_of_state(const Reference& reference, const RecordKey& key, double k
   return is_second_moment(key) ? (2 + error) * error : error;
 }
 
+/// For a parameter after a step that is the rate times a state, or times the gradient.
+double error_of_step(const Reference& reference, const RecordKey& key, double k, Dtype coarsest) {
+  const std::string parameter(stepped_parameter(key));
+  const Response* const after = reference.response(key);
+  if (parameter.empty() || after == nullptr || !(after->reference_norm > 0)) return 0;
+  const RecordKey momentum{key.step, RecordKind::kOptimizer, parameter + ".momentum_buffer", 0};
+  const RecordKey gradient{key.step, RecordKind::kGrad, parameter, 0};
+  const bool has_momentum = reference.response(momentum) != nullptr;
+  const Response* const moved = reference.response(has_momentum ? momentum : gradient);
+  const auto rate = RunView(reference).learning_rate(key.step);
+  if (moved == nullptr || !rate.has_value()) return 0;
+  const double error = has_momentum ? std::max(own_error(reference, momentum, k, coarsest),
+                                               error_of_state(reference, momentum, k, coarsest))
+                                    : allowed_error(reference, gradient, k, coarsest);
+  return std::min(1.0, *rate * moved->reference_norm / after->reference_norm) * error;
+}
+
 }  // namespace
 
 double error_of_neighbours(const Reference& reference, const RecordKey& key, double k,
@@ -74,7 +92,8 @@ double error_of_neighbours(const Reference& reference, const RecordKey& key, dou
   if (size_of(coarsest) == 2) return 0;
   const double error = std::max({error_of_few_elements(reference, key, k, coarsest),
                                  error_of_summed_rows(reference, key, k, coarsest),
-                                 error_of_state(reference, key, k, coarsest)});
+                                 error_of_state(reference, key, k, coarsest),
+                                 error_of_step(reference, key, k, coarsest)});
   return std::min(error, scale_ceiling(key, coarsest));
 }
 

@@ -29,7 +29,11 @@ namespace isoshard {
 /// - tensors and gradients of few independent elements (`error_of_few_elements`);
 /// - the gradient of a bias, which is a sum over rows (`error_of_summed_rows`);
 /// - states of the optimizer that are linear in gradients: the relative error of each step's
-///   gradient, as far as it is not larger than the state.
+///   gradient, as far as it is not larger than the state;
+/// - parameters after a step of SGD: the learning rate times the error of the momentum buffer, or
+/// of
+///   the gradient, as far as the step is not larger than the parameter. (Steps of Adam are masked,
+///   and not judged by this.)
 [[nodiscard]] double error_of_neighbours(const Reference& reference, const RecordKey& key, double k,
                                          Dtype coarsest);
 
