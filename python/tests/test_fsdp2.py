@@ -197,6 +197,45 @@ def test_what_is_wrong_after_an_evaluation_is_found(
         )
 
 
+def from_meta(model: nn.Module, mesh: Any, way: str, fault: str = "") -> nn.Module:
+    """The model made without memory, then sharded, then filled: its shards are new parameters.
+
+    `set` puts them in place as transformers' from_pretrained does, which FSDP2 does not notice
+    before the next forward pass.
+    """
+    from torch.distributed.tensor import distribute_tensor
+
+    whole = model.state_dict()
+    with torch.device("meta"):
+        shell = build()
+    fsdp2(shell, mesh)
+    if way == "to_empty":
+        shell.to_empty(device="cpu")
+    parts = {
+        name: distribute_tensor(whole[name], p.device_mesh, p.placements)
+        for name, p in shell.named_parameters()
+    }
+    if way == "set":
+        for name, part in parts.items():
+            place, _, last = name.rpartition(".")
+            setattr(shell.get_submodule(place), last, nn.Parameter(part))
+    else:
+        shell.load_state_dict(parts, assign=way == "assign")
+    if fault and dist.get_rank() == 1:
+        with torch.no_grad():
+            shell.layers[0].up.weight.to_local().mul_(1.01)
+    return shell
+
+
+@pytest.mark.parametrize("way", ["to_empty", "assign", "set"])
+def test_a_model_from_the_meta_device_is_judged(isoshard_check: Check, way: str) -> None:
+    words: dict[str, Any] = {"mesh": {"dp": 2}, "batch": IDS, "optimizer": adamw, "steps": 2}
+    conforms(isoshard_check, build, functools.partial(from_meta, way=way), **words)
+    wrong = functools.partial(from_meta, way=way, fault="stale shard")
+    with pytest.raises(Divergence, match=r"first weight as read layers.0.up.weight.*on rank 1"):
+        isoshard_check(build, wrong, **words)
+
+
 @pytest.mark.parametrize("steps", [1, 2])
 def test_no_sync_conforms(isoshard_check: Check, steps: int) -> None:
     options = {"mesh": "dp=2", "batch": IDS, "optimizer": adamw, "micro_batches": 4}

@@ -76,14 +76,19 @@ def named_parameters(model: torch.nn.Module) -> Iterator[tuple[str, torch.nn.Par
 
 
 def _shards_by_id(model: torch.nn.Module) -> dict[int, torch.nn.Parameter]:
-    """FSDP2's shard for each parameter that is in a module of its now, by the id of that one."""
+    """FSDP2's shard for each tensor that it has gathered, by the id of that one.
+
+    A parameter that a script or library has put in place of a shard is a shard itself. FSDP2 takes
+    it over in the next forward pass.
+    """
     found: dict[int, torch.nn.Parameter] = {}
     for module in model.modules():
         state: Any = getattr(module, "_get_fsdp_state", lambda: None)()
         group = getattr(state, "_fsdp_param_group", None)
         for parameter in getattr(group, "fsdp_params", ()):
-            place = parameter._module_info
-            found[id(getattr(place.module, place.param_name, None))] = parameter.sharded_param
+            for name in ("_unsharded_param", "_sharded_post_forward_param"):
+                found[id(getattr(parameter, name, None))] = parameter.sharded_param
+    found.pop(id(None), None)
     return found
 
 
