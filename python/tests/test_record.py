@@ -239,6 +239,20 @@ class WithBuffers(Mlp):
         return super().forward(x)
 
 
+def test_all_functions_are_put_back(tmp_path: Path) -> None:
+    owners = (torch, torch.autograd, torch.distributed, nn.functional, nn.utils)
+    classes = (torch.Tensor, nn.Module, torch.optim.Optimizer, torch.optim.AdamW)
+    train(tmp_path / "first")  # torch replaces functions of its own when it first trains
+    before = {owner: dict(vars(owner)) for owner in (*owners, *classes)}
+
+    train(tmp_path / "judged")
+    train(tmp_path / "response", perturb=1)
+
+    for owner, own in before.items():
+        now = vars(owner)
+        assert {n for n, value in own.items() if now.get(n) is not value} == set(), owner
+
+
 def train_any(
     path: Path, model: nn.Module, parameters: list[torch.Tensor] | None = None, **k: Any
 ) -> None:

@@ -276,9 +276,16 @@ class Hooks:
 
     def _replace(self, owner: Any, name: str, function: Callable[..., Any]) -> None:
         """Replaces a function of a module, class or object until the hooks are taken off."""
-        original = getattr(owner, name)
+        original, is_own = getattr(owner, name), name in vars(owner)
         setattr(owner, name, function)
-        self._undo.append(lambda: setattr(owner, name, original))
+
+        def undo() -> None:
+            if is_own:
+                setattr(owner, name, original)
+            else:  # a method of the object's class
+                delattr(owner, name)
+
+        self._undo.append(undo)
 
     def _run_before(self, owner: Any, name: str, before: Callable[..., None]) -> None:
         """Calls `before` with the same arguments before each call of a function."""

@@ -8,6 +8,7 @@ state). What is cut into ranges is put together over the data-parallel group (co
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import weakref
@@ -195,17 +196,9 @@ class MegatronHooks(Hooks):
         recorder.judging["mask_small_gradients"] = masks_small_gradients(inners)
         own = megatron_settings(getattr(self.model, "config", None))
         recorder.training["megatron"] = _same_on_all_ranks(own)
-        self._replace(self.megatron, "prepare_grads", self._prepared)
-        self._replace(self.megatron, "step", self._stepped_by)
-
-    def _replace(self, owner: Any, name: str, wrapper: Callable[..., Any]) -> None:
-        original = getattr(owner, name)
-
-        def call(*args: Any, **kwargs: Any) -> Any:
-            return wrapper(original, *args, **kwargs)
-
-        setattr(owner, name, call)
-        self._undo.append(lambda: delattr(owner, name))
+        for name, wrapper in (("prepare_grads", self._prepared), ("step", self._stepped_by)):
+            original = getattr(self.megatron, name)
+            self._replace(self.megatron, name, functools.partial(wrapper, original))
 
     def _prepared(self, original: Callable[..., Any]) -> Any:
         """Gradients are reduced, and not clipped yet."""
