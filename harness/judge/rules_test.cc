@@ -119,6 +119,25 @@ TEST(AxisWitnesses, EachTwoCoordinatesMustBeToldApart) {
   EXPECT_EQ(judged(tp4, {}, cut).status, Status::kConforms);
 }
 
+TEST(AxisWitnesses, ATensorOnWhichTheLossDoesNotDependShowsNothing) {
+  Step dead;  // the gradient of v keeps the run from being vacuous by another rule
+  dead.gradient = at::zeros({4, 6});
+  const auto body = [&](const Step& step, bool is_cut) {
+    return Body([=](Sink& sink, int rank) {
+      record(sink, rank, step, {.axis = Axis::kTp, .weights = is_cut});
+      sink.on_record(site(RecordKind::kGrad, "v", layout_of({4, 6})), values({4, 6}, 9));
+    });
+  };
+  const auto judged = [&](const Step& step) {
+    const Reference whole = reference(body(step, false), [&](int) { return body(step, false); });
+    return judge(whole, run(kTp2, &whole, body(step, true)), {});
+  };
+
+  EXPECT_THAT(judged(dead).rule,
+              RuleIs(RuleId::kAxisWithoutWitness, {{"axis", "tp"}, {"degree", 2}}));
+  EXPECT_THAT(witnesses(judged({})), ElementsAre("weight as read w (step 0)"));
+}
+
 TEST(AxisWitnesses, ShardsOfParametersSayNothingOfTheSamplesOfDp) {
   Step equal_samples;
   equal_samples.activation =

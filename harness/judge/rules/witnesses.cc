@@ -129,8 +129,7 @@ class WitnessSearch {
       if (!witness.alike.has_value()) break;
       if (!may_be_witness(*held.front().record, axis.axis)) continue;
       if (needs_samples && !is_of_samples(*held.front().record)) continue;
-      if (std::ranges::none_of(held, [](const Held& h) { return is_evidence(*h.record); }))
-        continue;
+      if (!has_evidence(held) || is_without_effect(key)) continue;
       if (tells_apart(axis.axis, held, pairs) && witness.tensor.empty())
         witness.tensor = describe(key);
       // An optimizer that is shared out says nothing of the work.
@@ -149,6 +148,22 @@ class WitnessSearch {
   }
 
  private:
+  static bool has_evidence(const std::vector<Held>& held) {
+    return std::ranges::any_of(held, [](const Held& h) { return is_evidence(*h.record); });
+  }
+
+  /// Whether the loss does not depend on a tensor: its gradient in the same step is zero.
+  bool is_without_effect(const RecordKey& key) const {
+    const bool is_output = key.kind == RecordKind::kActivation;
+    if (!is_output && key.kind != RecordKind::kParam && key.kind != RecordKind::kOptimizer)
+      return false;
+    const RecordKey gradient =
+        is_output ? RecordKey{key.step, RecordKind::kActivationGrad, key.name, key.call}
+                  : RecordKey{key.step, RecordKind::kGrad, std::string(parsed(key).base), 0};
+    const auto found = held_.find(gradient);
+    return found != held_.end() && !has_evidence(found->second);
+  }
+
   /// Notes pairs of ranks that differ, and have all coordinates but that of the axis in common.
   /// Returns whether there is one, known before or not.
   bool tells_apart(Axis axis, const std::vector<Held>& held, Pairs& pairs) const {

@@ -26,7 +26,8 @@ namespace isoshard::detail {
 /// On an axis that splits the batch (dp, its halves and cp) only samples and what is computed from
 /// them count: parameters that are sharded there say nothing of the samples. If a run recorded
 /// nothing of them, no witness is demanded. On other axes samples and losses do not count. Settings
-/// and logged numbers never count, nor what is all zero.
+/// and logged numbers never count, nor what is all zero, nor what has a gradient of zeros in its
+/// step: the loss does not depend on it.
 ///
 /// What a run declares is not believed: parts at different places are no witness if their bytes are
 /// equal. `may_be_unused`   axes of which none is demanded
