@@ -586,8 +586,6 @@ class Hooks:
         self.recorder.end_update()
         self._begin_anew()
         self._is_open = True
-        if self.recorder.comparison is not None and self.recorder.mesh.axes.get("pp", 1) > 1:
-            self._guarded(self._close)()  # ranks meet to compare, and no later stage comes so far
 
     def _begin_anew(self) -> None:
         """What comes now belongs to another step, or to another attempt at the same one."""
@@ -598,7 +596,10 @@ class Hooks:
 
     @not_journaled
     def _close(self) -> None:
-        """Records the parameters as the next forward pass reads them; writes the step's files."""
+        """Records the parameters as the next forward pass reads them; writes the step's files.
+
+        Ranks: local. One rank may come here alone, such as for an evaluation.
+        """
         if not self._is_open or not self._active:
             return
         self._is_open = False
@@ -614,7 +615,7 @@ class Hooks:
                 self.on_last_step()
 
     def _patch_end_of_groups(self) -> None:
-        """Where places are found by asking other ranks, groups must still be there."""
+        """Ends a step before the script leaves its ranks: training is over then."""
         if not dist.is_available():
             return
 

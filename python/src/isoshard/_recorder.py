@@ -119,6 +119,7 @@ class Recorder:
         self._arena = Arena()
         self._is_prepared = False
         self._cleared = 0  # attempts at the current step that were forgotten
+        self._is_updated = False  # whether the current step has been made
         self._journal: dict[str, Any] | None = None  # of the current step, once it has been made
         self.run = self._agree_on_run()
         self.comparison: WhatDiffers | None = None
@@ -340,12 +341,8 @@ class Recorder:
         return float(self.mesh.data_degree)
 
     def place_parameters(self) -> None:
-        """Compares what a run begins with. All ranks call it, before the first step.
-
-        A later stage of a pipeline may begin when an earlier one has sent something, so that they
-        cannot meet here.
-        """
-        if self.comparison is not None and self.active and self.mesh.axes.get("pp", 1) == 1:
+        """Compares what a run begins with, as far as its place is known without other ranks."""
+        if self.comparison is not None and self.active:
             self._entries = self.comparison.settle(self._entries, self.step)
 
     # -- files -------------------------------------------------------------------------------
@@ -357,7 +354,6 @@ class Recorder:
         self.end_update()
         journal, self._journal = self._journal, None
         if self._entries:
-            self._entries = merged(self._entries)
             if self.comparison is not None:
                 self._entries = self.comparison.settle(self._entries, self.step)
             if not self.steps and self.rank > 0:
@@ -373,7 +369,7 @@ class Recorder:
             )
             self.steps.append(self.step)
         self.step += 1
-        self._entries, self._calls, self._cleared = [], {}, 0
+        self._entries, self._calls, self._cleared, self._is_updated = [], {}, 0, False
         self._arena.clear()
 
     def _notes(self) -> dict[str, Any]:
@@ -393,12 +389,20 @@ class Recorder:
         self._entries = [e for e in self._entries if e.micro not in numbers]
 
     def end_update(self) -> None:
-        """The calls of the current step have been made; parameters may be recorded later.
+        """The current step has been made; only parameters may be recorded later.
 
-        Rank 0 empties the folder, for which all others wait before they write.
+        Ranks: collective where there is a comparison. All ranks make their steps together, while
+        what follows may be done by some of them alone. Rank 0 empties the folder, for which all
+        others wait before they write.
         """
-        if self._journal is None and self.world_size > 1:
+        if self._is_updated:
+            return
+        self._is_updated = True
+        if self.world_size > 1:
             self._journal = self.journal.take()
+        self._entries = merged(self._entries)
+        if self.comparison is not None:
+            self._entries = self.comparison.settle(self._entries, self.step, together=True)
         if self._entries:
             self._prepare_folder()
 
