@@ -559,13 +559,11 @@ class Driver:
             has_reference = options.reference is not None and not self.is_ours
             degree = self.mesh.data_degree
             refuse_own_batches(findings, options.command, degree, has_reference)
-            settled = settle(reference, run)
+            notes = settle(reference, run)
             resolve(reference, run)
             arguments = [str(reference), str(run)]
-            not_recorded = [*options.not_recorded, *settled.not_recorded]
-            if not_recorded:
-                arguments += ["--not-recorded", ",".join(not_recorded)]
             for flag, value in (
+                ("--not-recorded", ",".join(options.not_recorded) or None),
                 ("--partial", options.partial),
                 ("--grad-scale", options.grad_scale),
                 ("--mesh", str(self.mesh)),
@@ -587,7 +585,7 @@ class Driver:
             code, _ = _verdict.compare(arguments, reference, run, findings=findings)
             if not options.quiet:
                 self._tell_missing_steps(run)
-                print("".join(f"{text}\n" for text in settled.told), end="", flush=True)
+                print("".join(f"{text}\n" for text in notes), end="", flush=True)
         if options.verbose:
             self._say(str(self.seconds))
         return code
