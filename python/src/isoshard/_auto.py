@@ -69,7 +69,6 @@ class AutoConfig:
     precision: str = "native"  # "float64": all of the process computes in float64 (_float64)
     generic_weights: bool = False
     shapes: str | None = None  # of the reference's parameters: it writes them, the run reads them
-    cleared_steps: list[int] | None = None  # of the reference (Hooks.cleared_steps)
     overrides: dict[str, Any] = field(default_factory=dict)
 
     def to_text(self) -> str:
@@ -364,7 +363,6 @@ class AutoRecorder:
         else:
             hooks: Any = PipelineHooks if isinstance(module, Stages) else Hooks
             self.hooks = hooks(self.recorder, module, optimizers, **kwargs)
-        self.hooks.cleared_steps = config.cleared_steps
 
     def _move_generically(self, module: torch.nn.Module) -> None:
         config, model = self.config, unwrapped(module)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import traceback
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,6 @@ class Hooks:
 
     #: Whether gradients that are cleared are in the parameters' `grad`.
     _forgets = True
-    #: The steps before which the reference clears gradients of some passes, where they are known.
-    cleared_steps: Collection[int] | None = None
 
     def __init__(
         self,
@@ -637,17 +635,15 @@ class Hooks:
     def _forget_if_cleared(self) -> None:
         """Forgets passes whose gradients no step has read, as those that a loss scaler leaves out.
 
-        A pass to warm up is one of them, too. Where the reference has none in this step, the script
-        has lost a micro-batch, which must be seen.
+        A pass to warm up is one of them, too. If it was a micro-batch that the script has lost, its
+        samples are missing beside a reference that has it (_data.check_samples says why).
         """
         if not self._forgets or not self._is_cleared or self._stepped:
             return
         self._is_cleared = False
-        if self.cleared_steps is not None and self.recorder.step not in self.cleared_steps:
-            return
         gradients = (local_of(p.grad) for _, p in self._parameters() if p.grad is not None)
         if not any(bool(gradient.any()) for gradient in gradients):
-            self.recorder.forget_attempt()
+            self.recorder.forget_attempt(self._micro + 1)
             self._begin_anew()
 
     @not_journaled

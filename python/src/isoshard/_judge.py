@@ -280,7 +280,7 @@ class Driver:
         """Runs the command and compares it with the reference."""
         with self.seconds.measure("run"):
             run = self.folder / "run"
-            self._run_as_it_is(run, reference)
+            self._run_as_it_is(run)
         return self._compare(reference, run)
 
     # -- reference ---------------------------------------------------------------------------
@@ -534,13 +534,9 @@ class Driver:
             )
             raise RunError(why_failed(failure, self.options))
 
-    def _run_as_it_is(self, path: Path, reference: Path) -> None:
-        from ._bundle import cleared_steps
-
+    def _run_as_it_is(self, path: Path) -> None:
         self._say(f"run: {shlex.join(self.options.command)} ...")
         config = self._config(path, "run", None)
-        if not self.is_ours:
-            config.cleared_steps = cleared_steps(reference)
         process = self._start(self.launch, self.options.command, config)
         self._wait(path, process, is_reference=False)
 
@@ -585,7 +581,8 @@ class Driver:
             code, _ = _verdict.compare(arguments, reference, run, findings=findings)
             if not options.quiet:
                 self._tell_missing_steps(run)
-                print("".join(f"{text}\n" for text in notes), end="", flush=True)
+                # With --verbose the verdict has its notes.
+                print("".join(f"{n}\n" for n in notes if not options.verbose), end="", flush=True)
         if options.verbose:
             self._say(str(self.seconds))
         return code

@@ -118,7 +118,7 @@ class Recorder:
         self._entries: list[Entry] = []
         self._arena = Arena()
         self._is_prepared = False
-        self._cleared = 0  # attempts at the current step that were forgotten
+        self._unread = 0  # forward passes of the current step that were forgotten
         self._is_updated = False  # whether the current step has been made
         self._journal: dict[str, Any] | None = None  # of the current step, once it has been made
         self.run = self._agree_on_run()
@@ -369,23 +369,24 @@ class Recorder:
             )
             self.steps.append(self.step)
         self.step += 1
-        self._entries, self._calls, self._cleared, self._is_updated = [], {}, 0, False
+        self._entries, self._calls, self._unread, self._is_updated = [], {}, 0, False
         self._arena.clear()
 
     def _notes(self) -> dict[str, Any]:
-        notes: dict[str, Any] = {"cleared": self._cleared} if self._cleared else {}
+        notes: dict[str, Any] = {"unread": self._unread} if self._unread else {}
         tables = self.dtypes.tables
         return notes if tables is None else {**notes, "tables": sorted(tables.found)}
 
-    def forget_attempt(self) -> None:
-        """Forgets what the current step has recorded but for what it begins with."""
-        self._cleared += 1
+    def forget_attempt(self, passes: int) -> None:
+        """Forgets these forward passes: all of the current step but for what it begins with."""
+        self._unread += passes
         self._entries = [e for e in self._entries if e.record["kind"] == "param"]
         self._calls = {key: n for key, n in self._calls.items() if key[0] == "param"}
         self.journal.take()
 
     def forget_micro_batches(self, numbers: Collection[int]) -> None:
         """Forgets what these micro-batches of the current step have recorded."""
+        self._unread += len(numbers)
         self._entries = [e for e in self._entries if e.micro not in numbers]
 
     def end_update(self) -> None:

@@ -9,7 +9,8 @@ import tempfile
 from pathlib import Path
 
 from . import _program
-from ._data import Finding, causes_in_data, check_samples
+from ._bundle import with_inputs_alone
+from ._data import Finding, causes_in_data, check_samples, is_about_lost_passes
 from .errors import BundleError
 
 CONFORMS, DIVERGES = 0, 1
@@ -43,6 +44,9 @@ def compare(
     if not found and not causes:
         return _program.call(["compare", *words], capture=capture)
     with tempfile.TemporaryDirectory(prefix="isoshard-") as folder:
+        if is_about_lost_passes(found):
+            copies = {b: with_inputs_alone(b, Path(folder) / b.name) for b in (reference, run)}
+            words = [str(copies.get(Path(word), word)) for word in words]
         file = Path(folder) / "findings.json"
         content = {
             "schema": _SCHEMA,
