@@ -30,6 +30,11 @@ from .errors import Divergence, RecordError, RunError, UsageError
 NUM_PERTURBED = 3
 _FIRST_SEED = 1000
 _TICK_SECONDS = 0.2
+#: What a verdict against a reference of the same script cannot see.
+BLIND = (
+    "The reference is the same script in one process; what the script does wrong on its own is not "
+    "seen."
+)
 _OURS = "ours"  # in place of a bundle: the program isoshard makes the reference
 #: What --report may end in, as isoshard-judge writes it.
 _REPORT_ENDINGS = (".json", ".txt", ".xml", ".html")
@@ -578,7 +583,13 @@ class Driver:
                 arguments += ["--report", str(options.report)]
             if options.made_by:
                 arguments += ["--made-by", json.dumps(options.made_by)]
-            code, _ = _verdict.compare(arguments, reference, run, findings=findings)
+            code, _ = _verdict.compare(
+                arguments,
+                reference,
+                run,
+                findings=findings,
+                notes=[*notes, BLIND] if self.is_own_reference() else notes,
+            )
             if not options.quiet:
                 self._tell_missing_steps(run)
                 # With --verbose the verdict has its notes.

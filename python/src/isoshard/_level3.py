@@ -246,10 +246,9 @@ def _compare(case: Case, folder: Path, options: list[str], start: float) -> Repo
     arguments += ["--output-dir", str(folder / "report"), "--verbose"]
     if not_recorded := case.options.get("not_recorded"):
         arguments += ["--not-recorded", ",".join(not_recorded)]
-    code, text = _verdict.compare(arguments, reference, run, capture=True)
+    code, text = _verdict.compare(arguments, reference, run, notes=notes, capture=True)
     if code not in (_verdict.CONFORMS, _verdict.DIVERGES):
         raise RunError(f"The runs could not be compared (exit code {code}):\n{text}")
-    text += "".join(f"{line}\n" for line in notes)
     path = folder / "report" / "report.json"
     data = json.loads(path.read_text()) if path.exists() else {}
     seconds = {"runs": ran - start, "compare": time.perf_counter() - ran}
