@@ -145,7 +145,8 @@ void require_comparable(const ComparePlan& plan) {
         "compare --checkpoint needs two checkpoints: isoshard compare --checkpoint REFERENCE "
         "ACTUAL");
   }
-  const bool has_given = !plan.given.findings.empty() || !plan.given.causes.empty();
+  const bool has_given =
+      !plan.given.findings.empty() || !plan.given.causes.empty() || !plan.given.notes.empty();
   if (!plan.input_dir.empty()) {
     if (has_given) throw UsageError("--findings must come with two bundles, got --input-dir");
     if (!plan.reference.empty())

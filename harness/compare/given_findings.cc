@@ -180,10 +180,13 @@ GivenFindings read_given_findings(const std::filesystem::path& file) {
   for (const json& entry : detail::field<json>(content, "causes", file))
     given.causes.push_back({detail::key_of(entry, {}, file),
                             cause_of(entry, entry.contains("cause") ? "cause" : "text", file)});
+  for (const json& note : content.value("notes", json::array()))
+    given.notes.push_back(detail::text_field(json{{"note", note}}, "note", file));
   return given;
 }
 
 void add_given_findings(const GivenFindings& given, Verdict& verdict) {
+  verdict.notes.insert(verdict.notes.end(), given.notes.begin(), given.notes.end());
   // from the back, so that those of one step and stage keep their order
   for (auto finding = given.findings.rbegin(); finding != given.findings.rend(); ++finding)
     add_finding(*finding, verdict);

@@ -17,8 +17,9 @@ struct GivenCause {
 };
 
 struct GivenFindings {
-  std::vector<Finding> findings;   ///< each of them makes the run diverge
-  std::vector<GivenCause> causes;  ///< used only where a run diverges
+  std::vector<Finding> findings;        ///< each of them makes the run diverge
+  std::vector<GivenCause> causes;       ///< used only where a run diverges
+  std::vector<std::string> notes = {};  ///< sentences for the notes of any verdict
 };
 
 /// Reads the file of --findings (docs/report.md).

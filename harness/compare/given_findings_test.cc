@@ -135,6 +135,21 @@ TEST(GivenCauses, LeaveTheIdOfTheJudgesOwnCause) {
   EXPECT_THAT(verdict.findings.front().cause, IsCause(CauseId::kScale, {{"scale", 2}}));
 }
 
+TEST(GivenNotes, ChangeNoVerdict) {
+  for (const Status status : {Status::kConforms, Status::kVacuous, Status::kDiverges}) {
+    Verdict verdict = status == Status::kDiverges ? diverging_at(RecordKind::kActivation, "norm")
+                                                  : verdict_of(status);
+    const std::string reason = verdict.reason;
+    verdict.notes = {"own"};
+
+    add_given_findings({.findings = {}, .causes = {}, .notes = {"a", "b"}}, verdict);
+
+    EXPECT_EQ(verdict.status, status);
+    EXPECT_EQ(verdict.reason, reason);
+    EXPECT_THAT(verdict.notes, testing::ElementsAre("own", "a", "b"));
+  }
+}
+
 std::string in_words_of_others(std::string_view words) {
   return make_cause(CauseId::kGivenCause, {NamedValue::words("problem", words)}).text;
 }
@@ -145,7 +160,8 @@ TEST(GivenFindings, AreReadFromAFile) {
   std::ofstream(path) << R"({"schema": 1,
       "findings": [{"step": 1, "kind": "data_id", "name": "ids", "what": "is whole",
                     "cause": "no sampler", "ranks": [0, 3]}],
-      "causes": [{"step": 0, "kind": "scalar", "name": "loss", "text": "means of means"}]})";
+      "causes": [{"step": 0, "kind": "scalar", "name": "loss", "text": "means of means"}],
+      "notes": ["the reference is the same script"]})";
 
   const GivenFindings given = read_given_findings(path);
 
@@ -158,6 +174,7 @@ TEST(GivenFindings, AreReadFromAFile) {
   EXPECT_THAT(given.findings[0].ranks, testing::ElementsAre(0, 3));
   ASSERT_EQ(given.causes.size(), 1U);
   EXPECT_EQ(given.causes[0].key.kind, RecordKind::kScalar);
+  EXPECT_THAT(given.notes, testing::ElementsAre("the reference is the same script"));
 }
 
 TEST(GivenFindings, MayHaveAnIdAndValuesInPlaceOfWords) {
@@ -186,7 +203,8 @@ TEST(GivenFindings, ThatAreMalformedAreRefused) {
   const TestFolder folder;
   const auto path = folder / "findings.json";
   for (const char* text :
-       {"[]", "{", R"({"schema": 2, "findings": [], "causes": []})", R"({"schema": 1})",
+       {R"({"schema": 1, "findings": [], "causes": [], "notes": [1]})", "[]", "{",
+        R"({"schema": 2, "findings": [], "causes": []})", R"({"schema": 1})",
         R"({"schema": 1, "causes": [], "findings": [{"kind": "coffee", "name": "x"}]})",
         R"({"schema": 1, "causes": [], "findings": [{"kind": "data_id", "name": "x", "cause": "",
             "ranks": [0], "finding": {"id": "no_such_finding"}}]})",

@@ -20,37 +20,49 @@ constexpr auto kRules = [] {
        "{ranks} of {world_size} ranks are there; missing or doubled: {missing}",
        "A run is judged only if every rank of its mesh has recorded, and each once: nothing is "
        "known of what a missing rank computed."},
-      {kReferenceEmpty, "reference_empty", "the reference is empty",
+      {kReferenceEmpty, "reference_empty",
+       "the reference is empty: record it again, with at least one step",
        "A reference without records cannot show that a run is right."},
-      {kNothingCompared, "nothing_compared", "no finite tensor was compared",
+      {kNothingCompared, "nothing_compared",
+       "no finite tensor was compared: leave less out (--only, --not-recorded), and judge steps "
+       "whose "
+       "numbers are finite",
        "A verdict that compared nothing proves nothing. It is vacuous, and not a pass."},
       {kReferenceNotFinite, "reference_not_finite",
        "the reference has {nans} NaN and {infinities} infinities of {elements} numbers in "
-       "{tensor}: nothing can be said of a run from there on",
+       "{tensor}: nothing can be said of a run from there on. Judge the steps before it, or lower "
+       "the "
+       "learning rate or the loss scale until its numbers are finite",
        "Any run agrees with a NaN, so a reference that is not finite outside of a skipped step "
        "cannot judge what follows."},
       {kResponseMissing, "response_missing",
        "the reference has no response for {tensor}: run its perturbed runs, or give a tolerance",
        "A tolerance is measured: perturbed runs of the reference show how far roundings move "
        "each tensor. Without one, no error can be called small."},
-      {kBiasMissing, "bias_of_sum_missing", "the reference does not say what is added to {tensor}",
+      {kBiasMissing, "bias_of_sum_missing",
+       "the reference does not say what is added to {tensor}: record the parameters that the "
+       "reference "
+       "begins with, too, or leave the tensor out of the run",
        "Summands of a module's output are compared with the output without its bias. Where the "
        "reference does not record the bias, their sum has nothing to be compared with."},
       {kBiasDoesNotFit, "bias_of_sum_does_not_fit",
-       "{tensor} has no number for each column of the sum",
+       "{tensor} has no number for each column of the sum: record the bias as the module adds it, "
+       "or "
+       "leave the sum out of the run",
        "Summands of a module's output are compared with the output without its bias, which must "
        "have one number for each column."},
-      {kNotJudgeable, "not_judgeable", "{problem}",
+      {kNotJudgeable, "not_judgeable", "{problem}: record both runs again, with whole tensors",
        "A tensor whose parts were not kept, or cannot be put together, cannot be compared, so "
        "the verdict is not a pass."},
       {kAllZero, "all_zero",
        "every value of the {tensors} tensors is zero on both sides: nothing was computed, or "
-       "nothing was written",
+       "nothing was written. Start from weights (--generic-weights), or from data, for which some "
+       "value is not zero",
        "Memory that nobody wrote is often zero. Two runs of zeros agree, and show nothing."},
       {kGradientsZero, "gradients_zero",
        "all {gradients} gradients of parameters are zero on both sides: nothing of backward, or of "
-       "the reduction of gradients, was seen. Start from weights, or from data, for which some "
-       "gradient is not zero",
+       "the reduction of gradients, was seen. Start from weights (--generic-weights), or from "
+       "data, for which some gradient is not zero",
        "Zeros are not evidence. A gradient that is zero on each rank is zero after a wrong "
        "reduction, too."},
       {kOverflowParts, "overflow_parts_runs",
@@ -76,18 +88,24 @@ constexpr auto kRules = [] {
        "axis counts as used if something tells each two of its coordinates apart: a compared "
        "tensor that is cut or summed along it, and whose parts differ there."},
       {kInconclusive, "inconclusive",
-       "{weak} of {compared} comparisons are inconclusive, first {tensor}: {weakness}",
+       "{weak} of {compared} comparisons are inconclusive, first {tensor}: {weakness}. Judge in "
+       "float64, where roundings are smaller. If it is inconclusive there, too, judge fewer steps, "
+       "or start from other weights (--generic-weights) or more samples",
        "A comparison must reject a wrong factor above the ceiling of its dtype, and a copy of "
        "the reference that is rolled by one place. If its tolerance is so wide that one of them "
        "would pass, a wrong tensor would pass, too."},
       {kTooFewStepsJudged, "too_few_steps_judged",
        "{judged:.2g} % of the elements of parameters after the step were judged in the best "
-       "step, at least {least:.2g} % must be: elsewhere the gradients are below their responses",
+       "step, at least {least:.2g} % must be: elsewhere the gradients are below their responses. "
+       "Judge in float64, where "
+       "roundings are smaller, or with more samples",
        "An Adam step of a gradient that is noise has a random sign, so a mask leaves it out. Too "
        "large a mask would leave the optimizer unjudged."},
       {kTooManyInsensitive, "too_many_insensitive",
        "{insensitive:.3g} % of the elements of all gradients are in tensors below twice their "
-       "own response, at most {most:.3g} % may be",
+       "own response, at most {most:.3g} % may be. Judge in float64, where roundings are smaller, "
+       "or "
+       "with more samples",
        "A gradient that is no larger than what roundings make of it is judged by its absolute "
        "error alone. If most gradients are, the run shows too little."},
       // ---- settings and meshes ----
@@ -306,7 +324,7 @@ constexpr auto kRules = [] {
       // ---- checkpoints ----
       {kNoSharedDtype, "no_tensor_of_one_dtype",
        "{reference} and {actual} share no tensor of one dtype, so nothing was compared; the "
-       "first other dtype is that of {tensor}",
+       "first other dtype is that of {tensor}. Save both in one dtype",
        "A verdict that compared nothing proves nothing."},
       {kNoFile, "no_such_file", "there is no such file or folder",
        "What is not there cannot be compared."},

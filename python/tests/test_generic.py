@@ -3,7 +3,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -70,6 +73,54 @@ def test_record_moves_weights_where_it_is_asked_to(tmp_path: Path) -> None:
             optimizer.step()
         first = _bundle.read_tensors(tmp_path / name, 0, 0)["param/0.weight/0"]
         assert bool((first == 1).all()) != is_generic
+
+
+_PARTS = """
+import sys
+import torch
+import torch.distributed as dist
+from torch import nn
+import isoshard
+from isoshard._generic import move_generically
+
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+whole = nn.Linear(4, 6)
+model = nn.Linear(4, 6 // {parts})
+with torch.no_grad():
+    for own, parameter in zip(model.parameters(), whole.parameters()):
+        own.copy_(parameter.chunk({parts})[rank % {parts}])
+move_generically(whole)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+options = {{"mesh": "tp=2", "layouts": {layouts}, "generic_weights": True}}
+try:
+    with isoshard.record(sys.argv[1], model, optimizer, **options):
+        for own, parameter in zip(model.parameters(), whole.parameters()):
+            assert torch.equal(own, parameter.chunk({parts})[rank % {parts}])
+        model(torch.ones(2, 4)).square().mean().backward()
+        optimizer.step()
+except isoshard.RecordError as error:
+    sys.exit(f"refused: {{error}}")
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(
+    ("parts", "layouts", "is_refused"),
+    [(2, {}, True), (2, {"param/*": {"tp": 0}}, False), (1, {}, False)],
+    ids=["parts", "parts with layouts", "copies"],
+)
+def test_record_moves_no_part_without_a_layout(
+    tmp_path: Path, parts: int, layouts: dict[str, Any], is_refused: bool
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_PARTS.format(parts=parts, layouts=layouts))
+    torchrun = str(Path(sys.executable).parent / "torchrun")
+    command = [torchrun, "--nproc-per-node", "2", str(script), str(tmp_path / "run")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False)
+    assert ("refused: " in result.stderr) == is_refused, result.stderr
+    assert (result.returncode != 0) == is_refused, result.stderr
 
 
 #: A bias that each of the ranks of dp adds once more: 0 hides it.

@@ -254,7 +254,55 @@ def test_a_micro_batch_that_ranks_alone_clear_is_found(
     found, verdict = judged(tmp_path, _CLEARED.format(condition=condition))
     assert found == code, verdict["reason"]
     if code:
-        assert verdict["findings"][0]["stage"] == "parameter gradient"
+        assert verdict["findings"][0]["stage"] == "data ids"
+        assert verdict["findings"][0]["cause"]["id"] == "given_cause"
+
+
+def clears_each(model: nn.Module, optimizer: torch.optim.Optimizer, parts: Any) -> None:
+    for part in parts:
+        optimizer.zero_grad()
+        (model(part).square().mean() / len(parts)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def leaves_one_out(model: nn.Module, optimizer: torch.optim.Optimizer, parts: Any) -> None:
+    losses = [model(part).square().mean() / len(parts) for part in parts]
+    losses[-1].backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def warms_up(model: nn.Module, optimizer: torch.optim.Optimizer, parts: Any) -> None:
+    model(parts[0]).sum().backward()
+    optimizer.zero_grad()
+    for part in parts:
+        (model(part).square().mean() / len(parts)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.usefixtures("judge_program")
+@pytest.mark.parametrize(("step", "code"), [(clears_each, 1), (leaves_one_out, 1), (warms_up, 0)])
+def test_passes_that_ranks_alone_throw_away_are_told(
+    isoshard_check: Callable[..., Report], step: Any, code: int
+) -> None:
+    report = isoshard_check(
+        Net,
+        lambda model, mesh: nn.parallel.DistributedDataParallel(model),
+        mesh={"dp": 2},
+        batch=BATCH,
+        optimizer=lambda p: torch.optim.SGD(p, lr=0.1),
+        loss=lambda output, batch: output.square().mean(),
+        micro_batches=2,
+        step=step,
+        raises=False,
+    )
+    assert report.exit_code == code, report.text
+    if code:
+        (case,) = report.data["cases"]
+        assert case["findings"][0]["stage"] == "data ids"
+        assert case["findings"][0]["cause"]["id"] == "given_cause"
 
 
 @pytest.mark.parametrize("replace", ["half", "load"])

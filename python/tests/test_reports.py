@@ -17,12 +17,14 @@ import torch
 from record_bundles import EXPECTED, FOLDER
 from report_files import in_text, verdicts_of
 from test_data import IDS, Labelled, ddp, doubled, unshared
+from test_judge import EXAMPLES, judge
 from torch import nn
 
 from isoshard import Report, _bundle
 from isoshard.cli import main
 
 pytestmark = pytest.mark.usefixtures("judge_program")
+BLIND = "The reference is the same script in one process;"
 RUNS = [
     (path.name, run)
     for path in sorted(FOLDER.iterdir())
@@ -117,3 +119,18 @@ def test_a_bundle_that_cannot_be_read_leaves_no_report(
 
     assert code == 3
     assert not (tmp_path / "out").exists()
+
+
+def test_reports_say_what_a_reference_of_the_same_script_cannot_see(tmp_path: Path) -> None:
+    """A reference that was recorded elsewhere may be of another script."""
+    reference = tmp_path / "own" / "reference"
+    for name, more in (("own", ()), ("other", ("--reference", str(reference)))):
+        folder = tmp_path / name
+        page = folder / "page.html"
+        options = ("--precision", "native", "--output-dir", str(folder), "--report", str(page))
+        code, text = judge(EXAMPLES / "ddp.py", 2, options=(*options, *more))
+        assert code == 0, text
+        (case,) = json.loads((folder / "report" / "report.json").read_text())["cases"]
+        is_blind = name == "own"
+        assert any(note.startswith(BLIND) for note in case["notes"]) == is_blind
+        assert (BLIND in page.read_text()) == is_blind

@@ -42,15 +42,16 @@ _UNUSED = """
 class Two(nn.Module):
     def __init__(self):
         super().__init__()
-        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
+        self.a, self.b = nn.Linear(16, 16), {unused}
 
     def forward(self, x):
         return self.a(x)
 
 
 model = nn.parallel.DistributedDataParallel(Two(), find_unused_parameters=True)
+unused = [p for name, p in model.named_parameters() if "module.b" in name]
 optimizer = {optimizer}
-for x in batches:
+for step, x in enumerate(batches):
     part = x.chunk(world)[rank]
     nn.functional.mse_loss(model(part), part.flip(1)).backward()
     for p in model.parameters():
@@ -59,25 +60,47 @@ for x in batches:
     optimizer.step()
     optimizer.zero_grad()
 """
+_LINEAR, _NUMBER = "nn.Linear(16, 16)", "nn.Parameter(torch.ones(1))"
 _SGD = "torch.optim.SGD(model.parameters(), lr=0.1)"
+_STANDING = """torch.optim.SGD([
+    {"params": model.module.a.parameters(), "lr": 0.1}, {"params": unused, "lr": 0.0}])"""
+_ADAM = "torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.0)"
 _DECAYING = "torch.optim.AdamW(model.parameters(), lr=0.1, weight_decay=0.1)"
 
 
 @pytest.mark.parametrize(
-    ("who", "value", "optimizer", "code"),
+    ("who", "value", "optimizer", "unused", "code"),
     [
-        ("world > 1", 0.0, _SGD, 0),
-        ("world == 1", 0.0, _SGD, 0),
-        ("world > 1", 1e-3, _SGD, 1),
-        ("world == 1", 1e-3, _SGD, 1),
-        ("world > 1", 0.0, _DECAYING, 1),
+        ("world > 1", "0.0", _SGD, _LINEAR, 0),
+        ("world == 1", "0.0", _SGD, _LINEAR, 0),
+        ("world > 1", "1e-3", _SGD, _LINEAR, 1),
+        ("world == 1", "1e-3", _SGD, _LINEAR, 1),
+        ("world > 1", "0.0", _ADAM, _NUMBER, 0),
+        ("world == 1", "0.0", _ADAM, _LINEAR, 0),
+        ("world == 1", "0.0", _ADAM, _NUMBER, 0),
+        ("world > 1", "0.0", _DECAYING, _LINEAR, 1),
+        ("world == 1", "0.0", _DECAYING, _LINEAR, 1),
+        ("world == 1", "1e-3 * step", _STANDING, _LINEAR, 1),
+        ("world > 1", "1e-3", _STANDING, _NUMBER, 1),
     ],
-    ids=["run", "reference", "not zero in run", "not zero in reference", "decayed"],
+    ids=[
+        "run",
+        "reference",
+        "not zero in run",
+        "not zero in reference",
+        "states in run",
+        "states in reference",
+        "states of a number in reference",
+        "decayed in run",
+        "decayed in reference",
+        "zero in one step alone",
+        "a number that is not zero",
+    ],
 )
-def test_a_gradient_of_zeros_in_place_of_none_is_told(
-    tmp_path: Path, who: str, value: float, optimizer: str, code: int
+def test_zeros_in_place_of_no_gradient_and_no_state_are_told(
+    tmp_path: Path, who: str, value: str, optimizer: str, unused: str, code: int
 ) -> None:
-    body = _UNUSED.format(who=who, value=value, optimizer=optimizer)
+    body = _UNUSED.format(who=who, value=value, optimizer=optimizer, unused=unused)
     found, verdict = judged(tmp_path, body)
     assert found == code, verdict["reason"]
 

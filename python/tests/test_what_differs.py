@@ -269,3 +269,41 @@ def test_ranks_find_places_as_the_driver_does(tmp_path: Path, fault: bool) -> No
     assert codes == ([1, 1] if fault else [0, 0]), lines
     assert lines[0].startswith(lines[1])
     shutil.rmtree(tmp_path / "out")
+
+
+_ALONE = """
+import torch
+import torch.distributed as dist
+from torch import nn
+
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+torch.manual_seed(0)
+plain = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 16))
+optimizer = torch.optim.SGD(plain.parameters(), lr=0.1)
+if rank == 0:
+    plain(torch.ones(2, 16))
+model = nn.parallel.DistributedDataParallel(plain)
+for x in torch.randn(3, 8, 16, generator=torch.Generator().manual_seed(5)):
+    part = x.chunk(world)[rank]
+    nn.functional.mse_loss(model(part), part.flip(1)).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if rank == 0:
+        plain(x)
+    dist.barrier()
+    if rank == 1:
+        {wrong}
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize(("wrong", "code"), [("pass", 0), ("plain[0].bias.data.zero_()", 1)])
+def test_a_rank_that_evaluates_alone_waits_for_no_other(
+    tmp_path: Path, wrong: str, code: int
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(_ALONE.format(wrong=wrong))
+    options = ("--keep", "what_differs", "--precision", "native", "--timeout", "100")
+    found, text = judge(script, 2, options=options)
+    assert found == code, text

@@ -32,10 +32,10 @@ from ._checks import (
     switch_dropout_off,
 )
 from ._deepspeed import EngineHooks, is_engine, perturb_engine
-from ._generic import move_generically, read_shapes, write_shapes
+from ._generic import move_recorded, read_shapes, write_shapes
 from ._hooks import Hooks
 from ._megatron import MegatronHooks, is_megatron, optimizers_of, perturb_megatron, watch
-from ._mesh import mesh_of, parse_mesh
+from ._mesh import parse_mesh
 from ._names import compiled_root, named_parameters, unwrapped
 from ._options import Options
 from ._perturb import perturb
@@ -69,7 +69,6 @@ class AutoConfig:
     precision: str = "native"  # "float64": all of the process computes in float64 (_float64)
     generic_weights: bool = False
     shapes: str | None = None  # of the reference's parameters: it writes them, the run reads them
-    cleared_steps: list[int] | None = None  # of the reference (Hooks.cleared_steps)
     overrides: dict[str, Any] = field(default_factory=dict)
 
     def to_text(self) -> str:
@@ -364,23 +363,20 @@ class AutoRecorder:
         else:
             hooks: Any = PipelineHooks if isinstance(module, Stages) else Hooks
             self.hooks = hooks(self.recorder, module, optimizers, **kwargs)
-        self.hooks.cleared_steps = config.cleared_steps
 
     def _move_generically(self, module: torch.nn.Module) -> None:
-        config, model = self.config, unwrapped(module)
-        if self._steps_itself(module):
-            raise RecordError(
-                f"--generic-weights must move the only copy of each weight, got "
-                f"{type(module).__name__}, whose optimizer has others. Leave it out."
-            )
-        rank, size = world()
-        mesh = mesh_of(None if config.mesh is None else parse_mesh(config.mesh), size)
-        options = with_preset(self.options, module)
+        config = self.config
         file = None if config.shapes is None else Path(config.shapes)
-        shapes = read_shapes(file) if file is not None and size > 1 else None
-        move_generically(model, options=options, mesh=mesh, rank=rank, shapes=shapes)
-        if file is not None and config.subject == "reference":
-            write_shapes(model, options, file)
+        is_reference = config.subject == "reference"
+        move_recorded(
+            module,
+            has_copies=self._steps_itself(module),
+            options=self.options,
+            mesh=config.mesh,
+            shapes=None if file is None or is_reference else read_shapes(file),
+        )
+        if file is not None and is_reference:
+            write_shapes(unwrapped(module), with_preset(self.options, module), file)
 
     def _on_last_step(self) -> None:
         if self.is_done:  # the script has come to its end

@@ -123,9 +123,9 @@ def write_rank(
 ) -> None:
     """Writes the three files of a step and rank; the .done file comes last.
 
-    `notes` is for the runs that follow, not for the judge: `cleared`, the number of attempts at the
-    step whose gradients were cleared, which have no records; `tables`, the parameters that are
-    frozen tables (_tables).
+    `notes` is for this package, not for the judge: `unread`, the number of forward passes whose
+    gradients the step has not read, which have no records; `tables`, the parameters that are frozen
+    tables (_tables).
     """
     names = [e.tensor_name for e in entries]
     if len(set(names)) < len(names):
@@ -248,6 +248,26 @@ def files_of(manifest: Mapping[str, Any], directory: Path) -> dict[str, str]:
     return dict(files)
 
 
+def with_inputs_alone(directory: Path, target: Path) -> Path:
+    """A copy of a bundle that has nothing but its inputs, each as its rank has it."""
+    manifest = read_manifest(directory)
+    for step in manifest["steps"]:
+        for path in sorted(step_folder(directory, step).glob("*.json")):
+            rank = int(path.stem.removeprefix("rank"))
+            fields = ("kind", "name", "call", "dtype", "local_shape")
+            records = [
+                {**{field: r[field] for field in fields}, "global_shape": r["local_shape"]}
+                for r in read_records(directory, step, rank)["records"]
+                if r["kind"] == "data_id"
+            ]
+            tensors = read_some_tensors(directory, step, rank, "data_id/")
+            entries = [Entry(r, tensors[f"data_id/{r['name']}/{r['call']}"]) for r in records]
+            write_rank(target, manifest["run"], rank, step, entries)
+    others = ("files", "compared_with")
+    seal(target, {key: value for key, value in manifest.items() if key not in others})
+    return target
+
+
 def reseal(directory: Path) -> None:
     """Writes the hashes anew after a file was added or changed."""
     seal(directory, read_manifest(directory))
@@ -324,17 +344,6 @@ def read_records(directory: Path, step: int, rank: int) -> dict[str, Any]:
             record.setdefault("local_shape", entry["shape"])
             record.setdefault("dtype", DTYPES[OF_HEADER[entry["dtype"]]][0])
     return content
-
-
-def cleared_steps(directory: Path) -> list[int]:
-    """The steps before which gradients of some passes were cleared."""
-    with checked(directory):
-        found = []
-        for step in read_manifest(directory)["steps"]:
-            file = step_folder(directory, step) / f"{rank_stem(0)}.json"
-            if file.exists() and _read_json(file).get("cleared"):
-                found.append(step)
-        return found
 
 
 def tables(directory: Path) -> list[str]:

@@ -4,6 +4,8 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +37,8 @@ class Finding:
     """An input of one step that makes the run wrong, as isoshard-judge compare --findings reads it.
 
     `id` is that of a finding ('isoshard list findings'), which the judge puts into words with
-    `numbers`. `samples` is how many the single process has, where each rank has as many of its own.
+    `numbers` and `words`. `samples` is how many the single process has, where each rank has as many
+    of its own.
     """
 
     step: int
@@ -45,11 +48,12 @@ class Finding:
     ranks: list[int]
     samples: int | None = None
     numbers: dict[str, int | list[int]] = field(default_factory=dict)
+    words: dict[str, str] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         """An entry of the file."""
         kind = {"step": self.step, "kind": "data_id", "name": self.name}
-        finding = {"id": self.id, "numbers": self.numbers}
+        finding = {"id": self.id, "numbers": self.numbers, "words": self.words}
         return {**kind, "finding": finding, "cause": asdict(self.cause), "ranks": self.ranks}
 
 
@@ -71,6 +75,7 @@ class Cause:
 
 
 _NO_SAMPLER = CauseId("no_data_sampler")
+_GIVEN, _GIVEN_CAUSE = "given", "given_cause"  # in words
 
 
 def check_samples(reference: Path, run: Path) -> list[Finding]:
@@ -84,8 +89,12 @@ def check_samples(reference: Path, run: Path) -> list[Finding]:
         manifest = _bundle.read_manifest(run)
         mesh = Mesh({str(a["axis"]): int(a["degree"]) for a in manifest["mesh"]})
         parts = _bundle.read_manifest(reference)["mesh"]
-        if mesh.data_degree == 1 or any(int(a["degree"]) > 1 for a in parts):
+        if any(int(a["degree"]) > 1 for a in parts):
             return []  # a reference of several ranks has shares, too
+        if lost := _lost_passes(reference, run, mesh):
+            return lost
+        if mesh.data_degree == 1:
+            return []
         for step in manifest["steps"]:
             if step in _bundle.read_manifest(reference)["steps"]:
                 wanted = _inputs(reference, step, 0)
@@ -97,6 +106,58 @@ def check_samples(reference: Path, run: Path) -> list[Finding]:
                     key = (finding.name, finding.id, str(finding.numbers))
                     found.setdefault(key, finding)
     return list(found.values())
+
+
+def _lost_passes(reference: Path, run: Path, mesh: Mesh) -> list[Finding]:
+    """The first step that lacks samples on the side that threw away more forward passes.
+
+    A recording forgets a forward pass whose gradients no step has read. If it was a micro-batch,
+    its samples are on one side alone, and all that was computed of them.
+    """
+    heads = [  # one rank of each share of the data
+        rank
+        for rank in range(mesh.size)
+        if not any(c for axis, c in mesh.coordinates(rank).items() if axis not in DATA_AXES)
+    ]
+    steps = _bundle.read_manifest(run)["steps"]
+    for step in (s for s in _bundle.read_manifest(reference)["steps"] if s in steps):
+        wanted, *counts = (
+            _bundle.read_records(bundle, step, rank).get("unread", 0)
+            for bundle, rank in [(reference, 0), *((run, rank) for rank in range(mesh.size))]
+        )
+        others = [rank for rank, count in enumerate(counts) if count != wanted]
+        known = _samples_by_shape([_inputs(reference, step, 0)]) if others else {}
+        own = _samples_by_shape([_inputs(run, step, rank) for rank in heads]) if others else {}
+        missing = {key: number - own.get(key, number) for key, number in known.items()}
+        # Inputs that all ranks have whole, such as positions, are more on the ranks.
+        most = max(missing, key=lambda key: missing[key], default=None)
+        more = max(counts) - wanted  # passes that ranks threw away
+        if most is not None and missing[most] * more > 0:
+            problem = f"the ranks have {own[most]} samples, the reference has {known[most]}"
+            why = (
+                "forward passes whose gradients no step reads (cleared, or without backward): "
+                f"{counts[others[0]]} on rank {others[0]}, {wanted} in the reference"
+            )
+            cause = CauseId(_GIVEN_CAUSE, words={"problem": why})
+            words = {"problem": problem}
+            return [Finding(step, most[0], _GIVEN, cause, others, words=words)]
+    return []
+
+
+def _samples_by_shape(inputs: list[dict[str, list[Shape]]]) -> Counter[tuple[str, Shape]]:
+    """The number of samples of each input by the shape of one; cp, say, cuts the shape."""
+    found: Counter[tuple[str, Shape]] = Counter()
+    for of_rank in inputs:
+        for name, shapes in of_rank.items():
+            for shape in shapes:
+                if shape:
+                    found[name, shape[1:]] += shape[0]
+    return found
+
+
+def is_about_lost_passes(findings: Sequence[Finding]) -> bool:
+    """Whether nothing but samples can be compared: what was computed is of others."""
+    return any(finding.id == _GIVEN for finding in findings)
 
 
 def _about_copies(

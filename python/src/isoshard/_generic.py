@@ -13,13 +13,18 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 
+from . import _safetensors
 from ._dtensor import Box, is_dtensor, local_of, place_of
-from ._mesh import ALIASES, Mesh
-from ._names import named_parameters, reshard
+from ._mesh import ALIASES, Mesh, MeshLike, mesh_of
+from ._names import named_parameters, reshard, unwrapped
 from ._options import Layout, Options
+from ._presets import with_preset
+from ._recorder import world
 from .errors import RecordError
 
 #: Standard deviation of a move: of a nonzero element by its own size, of a zero as it is.
@@ -28,6 +33,60 @@ _ELEMENTS_AT_ONCE = 1 << 20
 
 #: Global shapes by name, as the reference has them.
 Shapes = Mapping[str, Sequence[int]]
+
+
+def move_recorded(
+    module: torch.nn.Module,
+    *,
+    has_copies: bool,
+    options: Options,
+    mesh: MeshLike,
+    shapes: Shapes | None = None,
+) -> None:
+    """Moves the weights of a module that is about to be recorded on this rank.
+
+    `has_copies`: whether its optimizer holds copies of weights. Ranks: local with the reference's
+    `shapes`; without them collective, and what ranks hold different values of must have a layout.
+    Raises RecordError where weights cannot be moved alike.
+    """
+    if has_copies:
+        raise RecordError(
+            "--generic-weights (generic_weights=True) must move the only copy of each weight, got "
+            f"{type(module).__name__}, whose optimizer has others. Leave it out."
+        )
+    rank, size = world()
+    model, options = unwrapped(module), with_preset(options, module)
+    if size == 1:
+        shapes = None
+    elif shapes is None and dist.is_initialized():
+        _require_known_places(model, options, rank, size)
+    move_generically(model, options=options, mesh=mesh_of(mesh, size), rank=rank, shapes=shapes)
+
+
+def _require_known_places(model: torch.nn.Module, options: Options, rank: int, size: int) -> None:
+    """Raises on all ranks if a plain tensor without a layout is not the same on all ranks."""
+    own = {}
+    for plain, parameter in named_parameters(model):
+        name = options.name(plain)
+        if not is_dtensor(parameter) and options.layout("param", name) in (None, "infer"):
+            data = _safetensors.bytes_of(parameter.detach().cpu())
+            own[name] = (list(parameter.shape), hashlib.sha256(data).digest())
+    ranks: list[Any] = [None] * size
+    dist.all_gather_object(ranks, own)
+    for other, theirs in enumerate(ranks):
+        for name, held in theirs.items():
+            first = next(r for r, of_rank in enumerate(ranks) if name in of_rank)
+            if held != ranks[first][name]:
+                raise _unknown_place(name, held[0], other, f"and another one on rank {first}")
+
+
+def _unknown_place(name: str, shape: Sequence[int], rank: int, beside: str) -> RecordError:
+    return RecordError(
+        f"The place of each parameter must be known to move all weights alike, got {name} with "
+        f"shape {list(shape)} on rank {rank}, {beside}. Say which part it is with layouts "
+        f'(in --options FILE.py, or layouts=), such as {{"param/{name}": {{"tp": 0}}}}, or leave '
+        "--generic-weights (generic_weights=True) out."
+    )
 
 
 def move_generically(
@@ -53,12 +112,7 @@ def move_generically(
             whole, boxes = _boxes_of(name, parameter, options.layout("param", name), mesh, rank)
             wanted = None if shapes is None else shapes.get(name)
             if wanted is not None and list(wanted) != whole:
-                raise RecordError(
-                    f"The place of each parameter must be known to move all weights alike, got "
-                    f"{name} with shape {list(parameter.shape)} on rank {rank}, a part of "
-                    f"{list(wanted)}. Say which one with layouts in --options, such as "
-                    f'{{"param/{name}": {{"tp": 0}}}}, or leave --generic-weights out.'
-                )
+                raise _unknown_place(name, parameter.shape, rank, f"a part of {list(wanted)}")
             local = local_of(parameter.detach())
             for box in boxes:
                 part = local

@@ -6,7 +6,7 @@ from __future__ import annotations
 import functools
 import traceback
 import weakref
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +62,6 @@ class Hooks:
 
     #: Whether gradients that are cleared are in the parameters' `grad`.
     _forgets = True
-    #: The steps before which the reference clears gradients of some passes, where they are known.
-    cleared_steps: Collection[int] | None = None
 
     def __init__(
         self,
@@ -593,8 +591,6 @@ class Hooks:
         self.recorder.end_update()
         self._begin_anew()
         self._is_open = True
-        if self.recorder.comparison is not None and self.recorder.mesh.axes.get("pp", 1) > 1:
-            self._guarded(self._close)()  # ranks meet to compare, and no later stage comes so far
 
     def _begin_anew(self) -> None:
         """What comes now belongs to another step, or to another attempt at the same one."""
@@ -605,7 +601,10 @@ class Hooks:
 
     @not_journaled
     def _close(self) -> None:
-        """Records the parameters as the next forward pass reads them; writes the step's files."""
+        """Records the parameters as the next forward pass reads them; writes the step's files.
+
+        Ranks: local. One rank may come here alone, such as for an evaluation.
+        """
         if not self._is_open or not self._active:
             return
         self._is_open = False
@@ -621,7 +620,7 @@ class Hooks:
                 self.on_last_step()
 
     def _patch_end_of_groups(self) -> None:
-        """Where places are found by asking other ranks, groups must still be there."""
+        """Ends a step before the script leaves its ranks: training is over then."""
         if not dist.is_available():
             return
 
@@ -643,17 +642,15 @@ class Hooks:
     def _forget_if_cleared(self) -> None:
         """Forgets passes whose gradients no step has read, as those that a loss scaler leaves out.
 
-        A pass to warm up is one of them, too. Where the reference has none in this step, the script
-        has lost a micro-batch, which must be seen.
+        A pass to warm up is one of them, too. If it was a micro-batch that the script has lost, its
+        samples are missing beside a reference that has it (_data.check_samples says why).
         """
         if not self._forgets or not self._is_cleared or self._stepped:
             return
         self._is_cleared = False
-        if self.cleared_steps is not None and self.recorder.step not in self.cleared_steps:
-            return
         gradients = (local_of(p.grad) for _, p in self._parameters() if p.grad is not None)
         if not any(bool(gradient.any()) for gradient in gradients):
-            self.recorder.forget_attempt()
+            self.recorder.forget_attempt(self._micro + 1)
             self._begin_anew()
 
     @not_journaled

@@ -30,6 +30,11 @@ from .errors import Divergence, RecordError, RunError, UsageError
 NUM_PERTURBED = 3
 _FIRST_SEED = 1000
 _TICK_SECONDS = 0.2
+#: What a verdict against a reference of the same script cannot see.
+BLIND = (
+    "The reference is the same script in one process; what the script does wrong on its own is not "
+    "seen."
+)
 _OURS = "ours"  # in place of a bundle: the program isoshard makes the reference
 #: What --report may end in, as isoshard-judge writes it.
 _REPORT_ENDINGS = (".json", ".txt", ".xml", ".html")
@@ -280,7 +285,7 @@ class Driver:
         """Runs the command and compares it with the reference."""
         with self.seconds.measure("run"):
             run = self.folder / "run"
-            self._run_as_it_is(run, reference)
+            self._run_as_it_is(run)
         return self._compare(reference, run)
 
     # -- reference ---------------------------------------------------------------------------
@@ -534,13 +539,9 @@ class Driver:
             )
             raise RunError(why_failed(failure, self.options))
 
-    def _run_as_it_is(self, path: Path, reference: Path) -> None:
-        from ._bundle import cleared_steps
-
+    def _run_as_it_is(self, path: Path) -> None:
         self._say(f"run: {shlex.join(self.options.command)} ...")
         config = self._config(path, "run", None)
-        if not self.is_ours:
-            config.cleared_steps = cleared_steps(reference)
         process = self._start(self.launch, self.options.command, config)
         self._wait(path, process, is_reference=False)
 
@@ -559,13 +560,11 @@ class Driver:
             has_reference = options.reference is not None and not self.is_ours
             degree = self.mesh.data_degree
             refuse_own_batches(findings, options.command, degree, has_reference)
-            settled = settle(reference, run)
+            notes = settle(reference, run)
             resolve(reference, run)
             arguments = [str(reference), str(run)]
-            not_recorded = [*options.not_recorded, *settled.not_recorded]
-            if not_recorded:
-                arguments += ["--not-recorded", ",".join(not_recorded)]
             for flag, value in (
+                ("--not-recorded", ",".join(options.not_recorded) or None),
                 ("--partial", options.partial),
                 ("--grad-scale", options.grad_scale),
                 ("--mesh", str(self.mesh)),
@@ -584,10 +583,17 @@ class Driver:
                 arguments += ["--report", str(options.report)]
             if options.made_by:
                 arguments += ["--made-by", json.dumps(options.made_by)]
-            code, _ = _verdict.compare(arguments, reference, run, findings=findings)
+            code, _ = _verdict.compare(
+                arguments,
+                reference,
+                run,
+                findings=findings,
+                notes=[*notes, BLIND] if self.is_own_reference() else notes,
+            )
             if not options.quiet:
                 self._tell_missing_steps(run)
-                print("".join(f"{text}\n" for text in settled.told), end="", flush=True)
+                # With --verbose the verdict has its notes.
+                print("".join(f"{n}\n" for n in notes if not options.verbose), end="", flush=True)
         if options.verbose:
             self._say(str(self.seconds))
         return code

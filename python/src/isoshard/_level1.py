@@ -15,16 +15,16 @@ from . import _float64
 from ._bundle import tables
 from ._checks import outside_parameters, switch_dropout_off
 from ._deepspeed import EngineHooks, is_engine, perturb_engine
-from ._generic import move_generically
+from ._generic import move_recorded
 from ._hooks import Hooks
 from ._megatron import MegatronHooks, is_megatron_optimizer, perturb_megatron
-from ._mesh import MeshLike, mesh_of
+from ._mesh import MeshLike
 from ._names import unwrapped
 from ._options import Layout, Options, Rename, Transform
 from ._perturb import perturb as move_weights
 from ._pipeline import PipelineHooks, Stages, is_schedule
 from ._presets import with_preset
-from ._recorder import Recorder, world
+from ._recorder import Recorder
 from .errors import UsageError
 
 
@@ -136,14 +136,8 @@ def record(
     if no_dropout:
         switch_dropout_off(unwrapped(model))
     if generic_weights:
-        if is_engine(model) or is_megatron_optimizer(optimizer):
-            raise UsageError(
-                "generic_weights must move the only copy of each weight, got "
-                f"{type(model).__name__}, whose optimizer has others. Leave it out."
-            )
-        rank, size = world()
-        own = with_preset(options, model)
-        move_generically(unwrapped(model), options=own, mesh=mesh_of(mesh, size), rank=rank)
+        has_copies = is_engine(model) or is_megatron_optimizer(optimizer)
+        move_recorded(model, has_copies=has_copies, options=options, mesh=mesh)
     if perturb is not None and is_engine(model):
         perturb_engine(model, perturb)
     elif perturb is not None and is_megatron_optimizer(optimizer):

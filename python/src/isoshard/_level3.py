@@ -239,18 +239,16 @@ def _compare(case: Case, folder: Path, options: list[str], start: float) -> Repo
     """The verdict on a folder's reference and run, which were begun at `start`."""
     ran = time.perf_counter()
     reference, run = folder / "reference", folder / "run"
-    settled = settle(reference, run)
+    notes = settle(reference, run)
     resolve(reference, run)
     mesh = ",".join(f"{axis}={degree}" for axis, degree in case.mesh.items())
     arguments = [str(reference), str(run), "--mesh", mesh, *options]
     arguments += ["--output-dir", str(folder / "report"), "--verbose"]
-    not_recorded = [*case.options.get("not_recorded", ()), *settled.not_recorded]
-    if not_recorded:
+    if not_recorded := case.options.get("not_recorded"):
         arguments += ["--not-recorded", ",".join(not_recorded)]
-    code, text = _verdict.compare(arguments, reference, run, capture=True)
+    code, text = _verdict.compare(arguments, reference, run, notes=notes, capture=True)
     if code not in (_verdict.CONFORMS, _verdict.DIVERGES):
         raise RunError(f"The runs could not be compared (exit code {code}):\n{text}")
-    text += "".join(f"{line}\n" for line in settled.told)
     path = folder / "report" / "report.json"
     data = json.loads(path.read_text()) if path.exists() else {}
     seconds = {"runs": ran - start, "compare": time.perf_counter() - ran}

@@ -132,7 +132,6 @@ class PipelineHooks(Hooks):
             after = self._guarded(self._after_batch)
             self._keep(stage.submod.register_forward_pre_hook(before, with_kwargs=True))
             self._keep(stage.submod.register_forward_hook(after))
-        self._wrap_schedule()
         original = self.schedule._loss_fn
         if original is None:
             raise RecordError(
@@ -147,12 +146,6 @@ class PipelineHooks(Hooks):
             return loss
 
         self._replace(self.schedule, "_loss_fn", loss_fn)
-
-    def _wrap_schedule(self) -> None:
-        """Other ranks may need this one's activations to come to their next forward pass."""
-        self._run_before(
-            self.schedule, "step", lambda *_args, **_kwargs: self._guarded(self._close)()
-        )
 
     def _before_stage(self, stage: Any) -> Callable[[torch.nn.Module, Any, Any], None]:
         """Counts the micro-batches of each stage; inputs of later stages are activations."""

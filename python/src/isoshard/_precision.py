@@ -23,7 +23,7 @@ from . import _bundle, _program
 from ._bundle import Entry
 from ._dtypes import coarser
 from ._float64._notes import read_failed, read_notes, read_outside
-from ._judge import Driver, JudgeOptions, set_aside
+from ._judge import BLIND, Driver, JudgeOptions, set_aside
 from ._safetensors import DTYPES, OF_HEADER
 from ._seconds import Seconds
 from .errors import Divergence, IsoshardError, RunError, UsageError
@@ -39,11 +39,6 @@ _TORCH = {name: OF_HEADER[header] for name, header in DTYPES.values()}
 _MOST_TIMES, _LEAST_SECONDS = 10, 30.0
 _DATA = ("data_id", "mask")
 _REPORTS = ("report.json", "report.txt", "junit.xml")
-#: What a verdict against a reference of the same script cannot see.
-BLIND = (
-    "The reference is the same script in one process; what the script does wrong on its own is not "
-    "seen."
-)
 BRANCHES = "branches on dtypes, casts and byte sizes are judged by the native run only"
 
 
@@ -108,8 +103,9 @@ def judge(driver: Driver) -> int:
     if options.output_dir is not None:
         write_outcomes(outcomes, driver.folder / OUTCOMES)
     code = worse(outcomes)
-    if code in (_CONFORMS, _DIVERGES) and driver.is_own_reference() and not options.quiet:
-        print(BLIND)
+    is_judged = code in (_CONFORMS, _DIVERGES)
+    if is_judged and driver.is_own_reference() and not (options.quiet or options.verbose):
+        print(BLIND)  # with --verbose it is among the notes of each verdict
     return code
 
 
@@ -293,7 +289,8 @@ def self_check(native: Path, float64: Path, coarsest: str | None = None) -> Self
             )
         (case,) = json.loads(report.read_text())["cases"]
         if case["status"] == "vacuous":  # nothing differs; the run is judged by the same rules
-            return SelfCheck(weak=case["reason"])
+            rule = case["rule"]  # its text also says to judge in float64
+            return SelfCheck(weak=": ".join([rule["id"], *rule["words"].values()]))
         return SelfCheck(_first_wrong(case) or text.strip().splitlines()[0])
 
 

@@ -118,7 +118,8 @@ class Recorder:
         self._entries: list[Entry] = []
         self._arena = Arena()
         self._is_prepared = False
-        self._cleared = 0  # attempts at the current step that were forgotten
+        self._unread = 0  # forward passes of the current step that were forgotten
+        self._is_updated = False  # whether the current step has been made
         self._journal: dict[str, Any] | None = None  # of the current step, once it has been made
         self.run = self._agree_on_run()
         self.comparison: WhatDiffers | None = None
@@ -340,12 +341,8 @@ class Recorder:
         return float(self.mesh.data_degree)
 
     def place_parameters(self) -> None:
-        """Compares what a run begins with. All ranks call it, before the first step.
-
-        A later stage of a pipeline may begin when an earlier one has sent something, so that they
-        cannot meet here.
-        """
-        if self.comparison is not None and self.active and self.mesh.axes.get("pp", 1) == 1:
+        """Compares what a run begins with, as far as its place is known without other ranks."""
+        if self.comparison is not None and self.active:
             self._entries = self.comparison.settle(self._entries, self.step)
 
     # -- files -------------------------------------------------------------------------------
@@ -357,7 +354,6 @@ class Recorder:
         self.end_update()
         journal, self._journal = self._journal, None
         if self._entries:
-            self._entries = merged(self._entries)
             if self.comparison is not None:
                 self._entries = self.comparison.settle(self._entries, self.step)
             if not self.steps and self.rank > 0:
@@ -373,32 +369,41 @@ class Recorder:
             )
             self.steps.append(self.step)
         self.step += 1
-        self._entries, self._calls, self._cleared = [], {}, 0
+        self._entries, self._calls, self._unread, self._is_updated = [], {}, 0, False
         self._arena.clear()
 
     def _notes(self) -> dict[str, Any]:
-        notes: dict[str, Any] = {"cleared": self._cleared} if self._cleared else {}
+        notes: dict[str, Any] = {"unread": self._unread} if self._unread else {}
         tables = self.dtypes.tables
         return notes if tables is None else {**notes, "tables": sorted(tables.found)}
 
-    def forget_attempt(self) -> None:
-        """Forgets what the current step has recorded but for what it begins with."""
-        self._cleared += 1
+    def forget_attempt(self, passes: int) -> None:
+        """Forgets these forward passes: all of the current step but for what it begins with."""
+        self._unread += passes
         self._entries = [e for e in self._entries if e.record["kind"] == "param"]
         self._calls = {key: n for key, n in self._calls.items() if key[0] == "param"}
         self.journal.take()
 
     def forget_micro_batches(self, numbers: Collection[int]) -> None:
         """Forgets what these micro-batches of the current step have recorded."""
+        self._unread += len(numbers)
         self._entries = [e for e in self._entries if e.micro not in numbers]
 
     def end_update(self) -> None:
-        """The calls of the current step have been made; parameters may be recorded later.
+        """The current step has been made; only parameters may be recorded later.
 
-        Rank 0 empties the folder, for which all others wait before they write.
+        Ranks: collective where there is a comparison. All ranks make their steps together, while
+        what follows may be done by some of them alone. Rank 0 empties the folder, for which all
+        others wait before they write.
         """
-        if self._journal is None and self.world_size > 1:
+        if self._is_updated:
+            return
+        self._is_updated = True
+        if self.world_size > 1:
             self._journal = self.journal.take()
+        self._entries = merged(self._entries)
+        if self.comparison is not None:
+            self._entries = self.comparison.settle(self._entries, self.step, together=True)
         if self._entries:
             self._prepare_folder()
 

@@ -2,14 +2,14 @@
 """Differences of two right runs that no tolerance is for, taken out of a run before it is judged.
 
 Inputs of floating point may be computed: by a frozen encoder in front of the model, whose last bits
-depend on how many samples it gets at a time. A parameter that no output depends on has no gradient,
-or one of zeros, as the framework likes. Both are told.
+depend on how many samples it gets at a time. A parameter that no output depends on has no gradient
+and no optimizer state, or zeros, as the framework likes. Both are told.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,14 +22,6 @@ from . import _bundle, _safetensors
 #: that of the element, or the median size in its row.
 _ROUNDINGS, _COARSE_ROUNDINGS = 64, 2
 _MOST_PAIRS = 1 << 24
-
-
-@dataclass
-class Settled:
-    """What is to be told, and which records of the reference the run need not have."""
-
-    told: list[str] = field(default_factory=list)
-    not_recorded: list[str] = field(default_factory=list)
 
 
 @dataclass
@@ -53,6 +45,21 @@ class _Rank:
         key = _name_of(record)
         return _bundle.read_some_tensors(self.bundle, self.step, self.rank, key).get(key)
 
+    def leave_out(self, keys: Collection[str]) -> None:
+        """Leaves these records out."""
+        self.is_changed = True
+        records = self.content["records"]
+        self.content["records"] = [r for r in records if _name_of(r) not in keys]
+
+    def add(self, other: _Rank, records: Iterable[dict[str, Any]]) -> None:
+        """Adds records of another rank, which has the whole tensors."""
+        self.is_changed = True
+        for record in records:
+            tensor = other.tensor(record)
+            assert tensor is not None
+            self.content["records"].append(record)
+            self.changed[_name_of(record)] = tensor
+
     def write(self) -> None:
         """Writes both files anew; the bundle has to be resealed."""
         tensors = {**_bundle.read_tensors(self.bundle, self.step, self.rank), **self.changed}
@@ -65,16 +72,19 @@ class _Rank:
         _bundle.write_records(self.bundle, self.step, self.rank, self.content)
 
 
-def settle(reference: Path, run: Path) -> Settled:
-    """Takes such differences out of a run in place."""
+def settle(reference: Path, run: Path) -> list[str]:
+    """Takes such differences out of a run in place; a sentence for each kind of them."""
     with _bundle.checked(run):
         manifest = _bundle.read_manifest(run)
         if "compared_with" in manifest:
-            return Settled()  # ranks have compared their tensors already
+            return []  # ranks have compared their tensors already
         size = 1
         for axis in manifest["mesh"]:
             size *= int(axis["degree"])
-        known = _bundle.read_manifest(reference)["steps"]
+        trusted = _bundle.read_manifest(reference)
+        if any(int(axis["degree"]) > 1 for axis in trusted["mesh"]):
+            return []  # its rank 0 has parts
+        known = trusted["steps"]
         steps = [step for step in manifest["steps"] if step in known]
         near: dict[str, float] = {}
         idle: dict[str, None] = {}  # gradients that are zeros in the run alone
@@ -86,8 +96,9 @@ def settle(reference: Path, run: Path) -> Settled:
                 for bundle, rank in [(reference, 0), *((run, rank) for rank in range(size))]
             )
             _settle_inputs(wanted, ranks, near)
-            idle.update(dict.fromkeys(_settle_gradients(wanted, ranks)))
-            missing.update(dict.fromkeys(_without_gradient(wanted, ranks)))
+            in_run, in_reference = _settle_idle(wanted, ranks)
+            idle.update(dict.fromkeys(in_run))
+            missing.update(dict.fromkeys(in_reference))
             for rank in ranks:
                 if rank.is_changed:
                     rank.write()
@@ -103,10 +114,11 @@ def settle(reference: Path, run: Path) -> Settled:
         if names:
             more = f" and {len(names) - 4} more" if len(names) > 4 else ""
             told.append(
-                f"These gradients are zeros in the {having} and none in the {lacking}, and are not "
-                f"judged: {', '.join(list(names)[:4])}{more}."
+                f"Gradients or optimizer states of these parameters are zeros in the {having} and "
+                f"missing in the {lacking}, which is taken as equal: "
+                f"{', '.join(list(names)[:4])}{more}."
             )
-    return Settled(told, [f"grad/{name}" for name in missing])
+    return told
 
 
 def _name_of(record: dict[str, Any]) -> str:
@@ -172,50 +184,63 @@ def _nearest(wanted: torch.Tensor, tensor: torch.Tensor) -> tuple[torch.Tensor |
 
 # -- gradients -----------------------------------------------------------------------------------
 
+_Records = dict[str, dict[str, Any]]  # by KIND/NAME/CALL
 
-def _settle_gradients(wanted: _Rank, ranks: Sequence[_Rank]) -> list[str]:
-    """Leaves out gradients, and states, of zeros that the reference has none of; their names."""
-    known = {_name_of(record) for record in wanted.content["records"]}
-    of_parameters = {r["name"] for r in wanted.content["records"] if r["kind"] == "param"}
-    extra: dict[str, list[tuple[_Rank, dict[str, Any]]]] = {}
-    for rank in ranks:
-        for record in rank.content["records"]:
-            if record["kind"] == "grad" and _name_of(record) not in known:
-                extra.setdefault(record["name"], []).append((rank, record))
-    found = []
-    for name, places in extra.items():
-        if name not in of_parameters or not all(_is_zero(rank, record) for rank, record in places):
+
+def _settle_idle(wanted: _Rank, ranks: Sequence[_Rank]) -> tuple[list[str], list[str]]:
+    """Makes both sides alike where one has a parameter's gradient or states, all zeros.
+
+    Those of the run are left out, those of the reference are added to it; the parameters' names of
+    both. A parameter must be recorded after the step: it is compared, so it must not have moved.
+    """
+    own, theirs = _of_parameters(wanted), [_of_parameters(rank) for rank in ranks]
+    has_gradients = any(_has_gradient(found.values()) for found in theirs)
+    in_run, in_reference = [], []
+    for name in {r["name"]: None for r in wanted.content["records"] if r["kind"] == "param"}:
+        having = own.get(name, {})
+        of_ranks = [found.get(name, {}) for found in theirs]
+        extra = set().union(*of_ranks) - having.keys()
+        lacking = having.keys() - set().union(*of_ranks)
+        if extra and not _has_gradient([having]):
+            if all(_are_zeros(rank, name, o) for rank, o in zip(ranks, of_ranks, strict=True)):
+                in_run.append(name)
+                for rank in ranks:
+                    rank.leave_out(extra)
+        if lacking and has_gradients and not _has_gradient(of_ranks):
+            if _are_zeros(wanted, name, having):
+                in_reference.append(name)
+                for rank in ranks:
+                    rank.add(wanted, [having[key] for key in having if key in lacking])
+    return in_run, in_reference
+
+
+def _of_parameters(rank: _Rank) -> dict[str, _Records]:
+    """The gradient and the states of each parameter; hyperparameters are none of them."""
+    found: dict[str, _Records] = {}
+    for record in rank.content["records"]:
+        name = record["name"]
+        if record["kind"] == "optimizer" and not name.endswith(".hyperparameters"):
+            name = name.rpartition(".")[0]
+        elif record["kind"] != "grad":
             continue
-        found.append(name)
-        for rank in {id(rank): rank for rank, _ in places}.values():
-            rank.is_changed = True
-            rank.content["records"] = [
-                record
-                for record in rank.content["records"]
-                if not (_is_of(record, name) and _name_of(record) not in known)
-            ]
+        found.setdefault(name, {})[_name_of(record)] = record
     return found
 
 
-def _without_gradient(wanted: _Rank, ranks: Sequence[_Rank]) -> Iterator[str]:
-    """Names of gradients of zeros in the reference that no rank has, though others are there."""
-    had = {r["name"] for rank in ranks for r in rank.content["records"] if r["kind"] == "grad"}
-    for record in wanted.content["records"] if had else []:
-        if record["kind"] == "grad" and record["name"] not in had and _is_zero(wanted, record):
-            yield record["name"]
+def _has_gradient(of_parameters: Iterable[_Records]) -> bool:
+    return any(key.startswith("grad/") for records in of_parameters for key in records)
 
 
-def _is_of(record: dict[str, Any], parameter: str) -> bool:
-    is_state = record["kind"] == "optimizer" and record["name"].rpartition(".")[0] == parameter
-    return is_state or (record["kind"] == "grad" and record["name"] == parameter)
-
-
-def _is_zero(rank: _Rank, record: dict[str, Any]) -> bool:
-    """Whether a gradient, and each state of its parameter beside numbers, is 0 on a rank."""
-    for other in rank.content["records"]:
-        if not _is_of(other, record["name"]) or other["name"].endswith(".hyperparameters"):
-            continue
-        tensor = rank.tensor(other)
-        if tensor is None or (tensor.numel() > 1 and bool(tensor.any())):
+def _are_zeros(rank: _Rank, parameter: str, records: _Records) -> bool:
+    """Whether a parameter's gradient and its states beside numbers are 0 on a rank."""
+    shapes = [r["local_shape"] for r in rank.content["records"] if r["name"] == parameter]
+    is_one = any(math.prod(shape) == 1 for shape in shapes)
+    for record in records.values():
+        tensor = rank.tensor(record)
+        if tensor is None:
+            return False
+        is_number = record["kind"] == "optimizer" and tensor.numel() == 1
+        is_number &= not is_one or record["name"].endswith(".step")
+        if not is_number and bool(tensor.any()):
             return False
     return True

@@ -6,10 +6,12 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 from . import _program
-from ._data import Finding, causes_in_data, check_samples
+from ._bundle import with_inputs_alone
+from ._data import Finding, causes_in_data, check_samples, is_about_lost_passes
 from .errors import BundleError
 
 CONFORMS, DIVERGES = 0, 1
@@ -22,6 +24,7 @@ def compare(
     run: Path,
     *,
     findings: list[Finding] | None = None,
+    notes: Sequence[str] = (),
     capture: bool = False,
 ) -> tuple[int, str]:
     """Calls `isoshard-judge compare` with these words; returns exit code and, captured, its text.
@@ -29,6 +32,7 @@ def compare(
     Both bundles are read here first, for samples that the ranks do not share out and for what makes
     a run differ though it is right. isoshard-judge is given all of it, so that it alone decides and
     writes every report. `findings`: those about samples, where the caller has looked already.
+    `notes`: sentences for every report.
     """
     sys.stdout.flush()
     try:
@@ -40,14 +44,18 @@ def compare(
         if code == 0:
             raise
         return code, text
-    if not found and not causes:
+    if not found and not causes and not notes:
         return _program.call(["compare", *words], capture=capture)
     with tempfile.TemporaryDirectory(prefix="isoshard-") as folder:
+        if is_about_lost_passes(found):
+            copies = {b: with_inputs_alone(b, Path(folder) / b.name) for b in (reference, run)}
+            words = [str(copies.get(Path(word), word)) for word in words]
         file = Path(folder) / "findings.json"
         content = {
             "schema": _SCHEMA,
             "findings": [finding.to_json() for finding in found],
             "causes": [cause.to_json() for cause in causes],
+            "notes": list(notes),
         }
         file.write_text(json.dumps(content))
         return _program.call(["compare", *words, "--findings", str(file)], capture=capture)

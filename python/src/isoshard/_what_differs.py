@@ -4,9 +4,10 @@
 What agrees leaves its statistics, a digest and some samples; what differs by more than the
 reference's responses allow is kept as a whole, up to a limit. A tensor is compared where it lies
 if its place is known: a DTensor, a layout that was given, an activation of the reference's shape,
-or a parameter whose place was found before. All others are held until the end of the step. Then
+or a parameter whose place was found before. All others are held until the step has been made. Then
 ranks tell each other their shapes, and places are found as _places finds them. What cannot be
-placed is kept as a whole, and placed when the run is judged.
+placed is kept as a whole, and placed when the run is judged. Ranks meet at no other time: between
+two steps a script may let one rank work alone, while the others wait for it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ Records = list[dict[str, Any] | None]
 
 
 class WhatDiffers:
-    """One rank's comparison. `offer` gets each tensor, `settle` what is left of a step."""
+    """One rank's comparison. `offer` gets each tensor, `settle` those that it has not placed."""
 
     def __init__(
         self,
@@ -94,16 +95,17 @@ class WhatDiffers:
         return Entry(record, self._library.samples(tensor.dtype), form="sample", is_settled=True)
 
     @not_journaled
-    def settle(self, entries: list[Entry], step: int) -> list[Entry]:
-        """The entries, compared. Collective where there are several ranks.
+    def settle(self, entries: list[Entry], step: int, *, together: bool = False) -> list[Entry]:
+        """The entries, compared where their place is known.
 
-        The places of parameters serve their gradients and later steps, too.
+        The places of parameters serve their gradients and later steps, too. Ranks: local;
+        `together`: collective, and ranks find the other places.
         """
         self._begin(step)
         held = [e for e in entries if not e.is_settled]
         for entry in held:
             self._place_whole(entry.record)
-        if self.mesh.size > 1:
+        if together and self.mesh.size > 1:
             self._find_places([e for e in held if e.record.get("layout") == "infer"], entries)
         result = []
         for entry in entries:
@@ -112,7 +114,7 @@ class WhatDiffers:
                 continue
             record = entry.record
             if record.get("layout") == "infer":
-                entry.is_settled = True
+                entry.is_settled = together
                 result.append(entry)
                 continue
             if record["kind"] == "param":
