@@ -46,8 +46,8 @@ constexpr auto kCauses = [] {
       {kZeros, "zeros",
        "{zeros} element{zeros:s} that should not be {zeros:is} 0, the others right (in "
        "row{rows:s} {first_rows}){on_ranks}"},
-      {kNumberOff, "number_off", "off by {offset:.4g}{?or_factor}{on_ranks}"},
-      {kNumbersOff, "numbers_off", "ranks {ranks} are off by {offsets:.4g}{?or_factors}"},
+      {kNumberOff, "number_off", "{?before}off by {offset:.4g}{?or_factor}{on_ranks}"},
+      {kNumbersOff, "numbers_off", "{?before}ranks {ranks} are off by {offsets:.4g}{?or_factors}"},
       {kCopiesDifferOverAxes, "copies_differ_over_axes", "copies differ over {axes:and}"},
       {kEitherCopyWrong, "either_copy_wrong",
        "copies differ over {axes:and}, and each is as near to the reference as the others"},
