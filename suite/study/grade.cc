@@ -283,6 +283,10 @@ std::string_view name_of(CauseGrade grade) noexcept {
   return kNames.at(static_cast<std::size_t>(grade));
 }
 
+bool tells_only_the_place(CauseId cause) {
+  return std::ranges::find(kTellThePlace, cause) != kTellThePlace.end();
+}
+
 CauseGrade grade_of(const Injection& composition, std::span<const int> wrong_ranks,
                     const Blame& blame) {
   const Cause& cause = blame.cause;
@@ -298,9 +302,9 @@ CauseGrade grade_of(const Injection& composition, std::span<const int> wrong_ran
            holds(right.says, cause, composition, wrong_ranks);
   });
   if (is_right) return CauseGrade::kRight;
-  const bool is_place = std::ranges::find(kTellThePlace, cause.id) != kTellThePlace.end();
-  return is_place && tells_its_place(cause, composition) ? CauseGrade::kPlaceOnly
-                                                         : CauseGrade::kWrong;
+  return tells_only_the_place(cause.id) && tells_its_place(cause, composition)
+             ? CauseGrade::kPlaceOnly
+             : CauseGrade::kWrong;
 }
 
 }  // namespace isoshard
