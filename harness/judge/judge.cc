@@ -417,7 +417,7 @@ class Judge {
   void check_pools() {
     verdict_.pools = pooled_comparisons(reference_, verdict_.tensors, actual_, options_);
     if (!findings_.empty()) return;
-    for (Finding& finding : pooled_findings(verdict_.pools)) {
+    for (Finding& finding : pooled_findings(verdict_.pools, reference_)) {
       const std::int64_t order = reference_.find(finding.key)->order;
       findings_.push_back({order, std::move(finding)});
     }

@@ -27,7 +27,10 @@ inline constexpr double kFalseAlarmOfPool = 1e-8;
     const JudgePolicy& policy);
 
 /// One for each step and kind of tensors with a pool outside its bounds: the broadest one that
-/// is off by nearly as much as the one that is farthest outside. Sorted as `pools`.
-[[nodiscard]] std::vector<Finding> pooled_findings(const std::vector<PooledComparison>& pools);
+/// is off by nearly as much as the one that is farthest outside. Sorted as `pools`. A pool of one
+/// number, such as the loss, has its offset and its factor as alternatives: any error of it is
+/// both.
+[[nodiscard]] std::vector<Finding> pooled_findings(const std::vector<PooledComparison>& pools,
+                                                   const Reference& reference);
 
 }  // namespace isoshard

@@ -9,6 +9,7 @@
 
 #include "core/observe/layer_name.h"
 #include "harness/ids/phrase.h"
+#include "harness/trace/numbers.h"
 #include "harness/verdict/neighbours.h"
 #include "harness/verdict/pooled.h"
 
@@ -73,7 +74,24 @@ const PooledComparison* rank_behind(const PooledComparison& whole,
   return rank != nullptr && others_are_right ? rank : &whole;
 }
 
-Finding finding_of(const PooledComparison& p, std::size_t outside, std::size_t judged) {
+Cause cause_of_pool(const PooledComparison& p, const Reference& reference) {
+  const Record* const record = reference.find(p.first);
+  const bool is_number = p.tensors == 1 && record != nullptr &&
+                         numel_of(record->layout.global_shape) == 1 && reference.has_bytes();
+  if (is_number) {
+    NamedValues values = {{"offset", (p.scale - 1) * number_of(reference.tensor(p.first))},
+                          {"scale", p.scale},
+                          NamedValue::words("on_ranks", "")};
+    values.push_back(NamedValue::words("or_factor", phrase(PhraseId::kOrFactor, values)));
+    return make_cause(CauseId::kNumberOff, std::move(values));
+  }
+  return is_outside_by_scale(p)
+             ? make_cause(CauseId::kPoolMultiplied, {{"pool", p.name}, {"scale", p.scale}})
+             : make_cause(CauseId::kPoolShifted, {{"pool", p.name}, {"shift", p.shift}});
+}
+
+Finding finding_of(const PooledComparison& p, const Reference& reference, std::size_t outside,
+                   std::size_t judged) {
   const bool is_scale = is_outside_by_scale(p);
   const AllowedRange& allowed = is_scale ? p.allowed_scale : p.allowed_shift;
   NamedValues measured = {{"tensors", p.tensors},
@@ -97,16 +115,18 @@ Finding finding_of(const PooledComparison& p, std::size_t outside, std::size_t j
                                   {"most", allowed.most}},
                                  std::move(measured));
   finding.stage = p.stage;
-  finding.cause = is_scale
-                      ? make_cause(CauseId::kPoolMultiplied, {{"pool", p.name}, {"scale", p.scale}})
-                      : make_cause(CauseId::kPoolShifted, {{"pool", p.name}, {"shift", p.shift}});
-  finding.diagnosis = finding.cause.text;
+  finding.cause = cause_of_pool(p, reference);
+  finding.diagnosis =
+      finding.cause.id == CauseId::kNumberOff
+          ? phrase(PhraseId::kCauseOf, {{"tensor", p.name}, {"cause", finding.cause.text}})
+          : finding.cause.text;
   return finding;
 }
 
 }  // namespace
 
-std::vector<Finding> pooled_findings(const std::vector<PooledComparison>& pools) {
+std::vector<Finding> pooled_findings(const std::vector<PooledComparison>& pools,
+                                     const Reference& reference) {
   struct Outside {
     const PooledComparison* worst = nullptr;
     std::size_t outside = 0, judged = 0;
@@ -133,7 +153,7 @@ std::vector<Finding> pooled_findings(const std::vector<PooledComparison>& pools)
       break;
     }
     if (named->pool == PoolOf::kAll) named = rank_behind(*named, pools, group);
-    findings.push_back(finding_of(*named, of.outside, of.judged));
+    findings.push_back(finding_of(*named, reference, of.outside, of.judged));
   }
   return findings;
 }
