@@ -258,42 +258,6 @@ TEST(PooledAfterAStep, AShiftIsMoreThanAFewElementsMake) {
   EXPECT_THAT(judged(1, 12, 0, false), is_shifted) << "SGD turns no sign";
 }
 
-// A lookup of 4 rows in a table of 16; the step moved every element of the table by 0.01.
-TEST(TablesAfterAStep, MayHaveOneElementThatSteppedTheOtherWay) {
-  const auto body = [](const char* table, at::IntArrayRef shape, int off, int behind) -> Body {
-    return [=, shape = shape.vec()](Sink& sink, int) {
-      const at::Tensor weight = values(shape, 3).to(at::kBFloat16);
-      at::Tensor rows = values({4, 8}, 4) * 0.2;
-      for (int i = 0; i < off; ++i) rows[i][i] += 0.019;
-      sink.begin_step(0);
-      sink.on_record(site(RecordKind::kParam, table, layout_of(shape)), weight);
-      sink.on_record(site(RecordKind::kParam, table, layout_of(shape)), weight + 0.01);
-      sink.begin_step(1);
-      for (int i = 0; i < behind; ++i)
-        sink.on_record(site(RecordKind::kActivation, std::string(1, char('a' + i)), layout_of({8})),
-                       at::ones({8}));
-      sink.on_record(site(RecordKind::kActivation, "table", layout_of({4, 8})),
-                     rows.to(at::kBFloat16));
-    };
-  };
-  JudgePolicy p = policy();
-  p.mask = true;
-  const auto status = [&](const char* table, at::IntArrayRef shape, int off, int behind = 0) {
-    const Reference reference = synthetic::reference(
-        body(table, shape, 0, behind), [&](int) { return body(table, shape, 0, behind); }, 3, p);
-    const Trace trace =
-        run(MeshShape(), &reference, body(table, shape, off, behind), Keep::kWhatDiffers, p);
-    return judge(reference, trace, p).status;
-  };
-
-  EXPECT_NE(status("table.weight", {16, 8}, 1), Status::kDiverges);
-  EXPECT_EQ(status("table.weight", {16, 8}, 4), Status::kDiverges);
-  EXPECT_NE(status("table.weight", {16, 8}, 1, 1), Status::kDiverges) << "of positions";
-  EXPECT_EQ(status("table.weight", {16, 8}, 1, 2), Status::kDiverges) << "a Conv1D, in a layer";
-  EXPECT_EQ(status("table.weight", {8, 16}, 1), Status::kDiverges) << "a linear layer's";
-  EXPECT_EQ(status("other.weight", {16, 8}, 1), Status::kDiverges) << "no table of that name";
-}
-
 TEST(PooledFindings, ABroaderPoolIsNamedOnlyIfItHasTheTensorThatIsFarthestOff) {
   const auto off = [](PoolOf pool, const char* name, const char* first, double scale) {
     PooledComparison p;
