@@ -153,8 +153,8 @@ constexpr auto kCauses = [] {
        "too large; the squares of {group}{?count} are counted for each rank that holds a copy"},
       // ---- part ----
       {kPartNotReached, "part_has_not_reached_ranks",
-       "copies differ over {axis} in a part of the elements, which another rank has right and "
-       "which has not reached the others: {elements}"},
+       "copies differ over {axis} in a part of the elements, which another rank has right: "
+       "{elements}; it did not reach these ranks, or was changed there"},
       // ---- read ----
       {kStaleParametersRead, "stale_parameters_read",
        "parameters read in step {step}: {parameter} stale by {steps} step{steps:s} on {where}"},
