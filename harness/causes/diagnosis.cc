@@ -103,7 +103,7 @@ constexpr Pattern kPatterns[] = {
     {kTensor, Needs::kBytes, cause_zeros},
     {kActivation, Needs::kBytes, cause_summands},
     {kAny, Needs::kBytes, cause_moved_slices},
-    {kNumber, Needs::kBytes, cause_offset},
+    {kTensor, Needs::kBytes, cause_same_row},
     {kAny, Needs::kBytes, cause_same_values_elsewhere},
     {kParam, Needs::kRecord, cause_in_places},
     {kActivation, Needs::kRecord, cause_in_key_order},
