@@ -341,8 +341,8 @@ constexpr auto kCauses = [] {
        "reads?"},
       {kReceivedOther, "pp_received_other_values",
        "pp rank {pp_rank} received something other than what pp rank {other_pp_rank} "
-       "made{?in_micro_batches}: {last_right} is the last right tensor there; did the buffer "
-       "change while it was sent?"},
+       "made{?in_micro_batches}, or computes with it wrongly: {last_right} is the last right "
+       "tensor there; did the buffer change while it was sent?"},
       // ---- stale ----
       {kStaleBySteps, "stale_by_steps", "stale by {steps} step{steps:s}{on_ranks}"},
       {kMicroBatchOfStepBefore, "stale_micro_batch_of_step_before",
