@@ -93,12 +93,12 @@ namespace isoshard::detail {
 [[nodiscard]] Cause cause_mean_of_shards(const Evidence& e);
 /// One factor for everything: needs no bytes.
 [[nodiscard]] Cause cause_scale(const Evidence& e);
-/// Off by one row everywhere, such as a bias.
-[[nodiscard]] Cause cause_same_row(const Evidence& e);
+/// Off by a constant, or by one row everywhere.
+[[nodiscard]] Cause cause_offset(const Evidence& e);
 /// A part that is multiplied, offset, moved or rounded while the rest is right; the same of what a
 /// step adds to a parameter or its master, there also to all of it. A single wrong element has a
-/// factor and an offset as alternatives. Any tensor may be off by a constant everywhere; an
-/// activation or its gradient may also be 0, or one multiple of the right one.
+/// factor and an offset as alternatives. An activation or its gradient may also be changed
+/// everywhere: 0, one multiple of the right one, or off by a constant.
 [[nodiscard]] Cause cause_changed_part(const Evidence& e);
 
 /// All wrong elements are in one part, and nothing simple was done to it. Says where, not why.

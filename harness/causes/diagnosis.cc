@@ -103,7 +103,7 @@ constexpr Pattern kPatterns[] = {
     {kTensor, Needs::kBytes, cause_zeros},
     {kActivation, Needs::kBytes, cause_summands},
     {kAny, Needs::kBytes, cause_moved_slices},
-    {kTensor, Needs::kBytes, cause_same_row},
+    {kNumber, Needs::kBytes, cause_offset},
     {kAny, Needs::kBytes, cause_same_values_elsewhere},
     {kParam, Needs::kRecord, cause_in_places},
     {kActivation, Needs::kRecord, cause_in_key_order},

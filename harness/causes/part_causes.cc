@@ -340,7 +340,7 @@ Cause cause_of(const Evidence& e, const Boxes& boxes, const Hypothesis& best, bo
   return {};
 }
 
-/// A tensor that is changed everywhere on the wrong ranks.
+/// An activation, or its gradient, that is changed everywhere on the wrong ranks.
 Cause cause_of_whole(const Evidence& e, const Boxes& boxes, const Hypothesis& best) {
   switch (best.change) {
     case Change::kZero:
@@ -393,8 +393,8 @@ Cause cause_changed_part(const Evidence& e) {
   if (!best->is_whole || of_step) return cause_of(e, boxes, *best, of_step);
   const bool is_activation = e.wanted.key.kind == RecordKind::kActivation ||
                              e.wanted.key.kind == RecordKind::kActivationGrad;
-  return is_activation || best->change == Change::kOffset ? cause_of_whole(e, boxes, *best)
-                                                          : Cause();
+  const bool is_offset_step = boxes.has_base() && best->change == Change::kOffset;
+  return is_activation || is_offset_step ? cause_of_whole(e, boxes, *best) : Cause();
 }
 
 Cause cause_wrong_part(const Evidence& e) {

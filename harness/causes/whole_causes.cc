@@ -261,11 +261,14 @@ Cause cause_scale(const Evidence& e) {
   return {};
 }
 
-Cause cause_same_row(const Evidence& e) {
+Cause cause_offset(const Evidence& e) {
   const View* bad = e.first_bad_view();
-  if (bad == nullptr || bad->actual.dim() < 2) return {};
+  if (bad == nullptr || bad->actual.numel() < 4) return {};
   const Values difference = bad->actual - bad->expected;
-  const double error = norm_of(difference);
+  const double error = norm_of(difference), mean = difference.mean();
+  if (norm_of(difference - mean) <= 0.05 * error)
+    return make_cause(CauseId::kConstantOffset, {{"offset", mean}, {"rank", bad->rank}});
+  if (difference.dim() < 2) return {};
   const Values rows = difference.rows();
   if (rows.size(0) < 4 || distance(rows, rows.mean(0)) > 0.05 * error) return {};
   if (Cause cause = multiple_of_parameter(e, rows.mean(0)); !cause.empty()) return cause;
