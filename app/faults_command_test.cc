@@ -84,6 +84,7 @@ TEST_F(FaultsCommand, WhatDoesNotFitIsRefused) {
   EXPECT_THAT(refused({"study", "dp_sum_missing", "--output-dir", folder_.string()}),
               HasSubstr("leave out ids"));
   EXPECT_THAT(refused({"run", "--count", "3"}), HasSubstr("--count is an option of"));
+  EXPECT_THAT(refused({"run", "--noise-only"}), HasSubstr("--noise-only is an option of"));
   EXPECT_THAT(refused({"study", "--count", "0", "--output-dir", folder_.string()}),
               HasSubstr("--count at least 1"));
 }

@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "harness/ids/phrase.h"
 #include "harness/judge/judge.h"
 #include "harness/testing/diagnosed_run.h"
 #include "harness/testing/is_cause.h"
@@ -106,10 +107,16 @@ TEST(ClassCauses, ANumberHasAFactorAndAnOffsetAsAlternatives) {
     });
   };
 
-  EXPECT_THAT(cause_of(body({4}), body({4, 4, 4, 4.28, 4.28, 4.28})),
-              IsCause(CauseId::kNumberOff, {{"offset", 0.28}, {"scale", 1.07}}));
-  EXPECT_THAT(cause_of(body({4}), body({4.28})),
-              IsCause(CauseId::kNumberOff, {{"offset", 0.28}, {"scale", 1.07}}));
+  const Cause over_dp = cause_of(body({4}), body({4, 4, 4, 4.28, 4.28, 4.28}));
+  EXPECT_THAT(over_dp, IsCause(CauseId::kNumberOff, {{"offset", 0.28},
+                                                     {"scale", 1.07},
+                                                     {"ranks", std::vector{3, 4, 5}},
+                                                     {"axes", std::vector{"dp"}}}));
+  const std::string differing = phrase(PhraseId::kCopiesDifferOver, {{"axes", std::vector{"dp"}}});
+  EXPECT_TRUE(over_dp.text.starts_with(differing)) << over_dp.text;
+  const Cause everywhere = cause_of(body({4}), body({4.28}));
+  EXPECT_THAT(everywhere, IsCause(CauseId::kNumberOff, {{"offset", 0.28}, {"scale", 1.07}}));
+  EXPECT_THAT(everywhere, HasNoValue("axes"));
   EXPECT_THAT(cause_of(body({4}), body({4.3, 4.28, 4.26, 4.3, 4.28, 4.26})),
               IsCause(CauseId::kNumbersOff));
   EXPECT_THAT(cause_of(body({4}), body({3.9, 3.9, 3.9, 4.1, 4.1, 4.1})),

@@ -16,6 +16,7 @@
 
 #include "harness/causes/class_causes.h"
 #include "harness/causes/diagnosis.h"
+#include "harness/causes/view/adam_rule.h"
 #include "harness/ids/phrase.h"
 #include "harness/trace/run_view.h"
 #include "harness/verdict/neighbours.h"
@@ -65,31 +66,20 @@ bool has_other_beta(const Evidence& e, const MomentFactors& seen, bool has_befor
          (!has_before || is_near(seen.before, other, 1e-3));
 }
 
-/// AdamW's numbers in a step.
-struct Rule {
-  double rate = 0, decay = 0, beta1 = 0, beta2 = 0, eps = 0;
-  double updates = 1;
-
-  [[nodiscard]] double corrected(double beta, double after) const {
-    return 1 - std::pow(beta, after);
-  }
-};
-
 /// A parameter after its step, of the one before, the moments and the rule's numbers.
 using MadeStep = std::function<double(double old, double m, double v)>;
 
-MadeStep with_denominator(const Rule& rule, double updates1, double updates2,
+MadeStep with_denominator(const AdamRule& rule, double updates1, double updates2,
                           const std::function<double(double v, double correction2)>& denominator) {
-  const double correction1 = updates1 == 0 ? 1 : rule.corrected(rule.beta1, updates1),
-               correction2 = updates2 == 0 ? 1 : rule.corrected(rule.beta2, updates2);
+  const double correction1 = updates1 == 0 ? 1 : AdamRule::correction(rule.beta1, updates1),
+               correction2 = updates2 == 0 ? 1 : AdamRule::correction(rule.beta2, updates2);
   return [=](double old, double m, double v) {
-    return old * (1 - rule.rate * rule.decay) -
-           rule.rate / correction1 * m / denominator(v, correction2);
+    return old * rule.kept() - rule.rate / correction1 * m / denominator(v, correction2);
   };
 }
 
 /// Updates of 0 mean no correction.
-MadeStep adamw(const Rule& rule, double updates1, double updates2, double eps) {
+MadeStep made_by(const AdamRule& rule, double updates1, double updates2, double eps) {
   return with_denominator(rule, updates1, updates2, [eps](double v, double correction2) {
     return std::sqrt(v / correction2) + eps;
   });
@@ -99,17 +89,6 @@ MadeStep adamw(const Rule& rule, double updates1, double updates2, double eps) {
 struct OwnStep {
   Values old, m, v, right, seen;
 };
-
-std::optional<Rule> rule_of(const Evidence& e) {
-  if (!e.options.step_rule.has_value()) return std::nullopt;
-  const StepRule& given = *e.options.step_rule;
-  Rule rule{given.learning_rate, given.weight_decay, given.beta1,
-            given.beta2,         given.eps,          static_cast<double>(e.wanted.key.step + 1)};
-  rule.rate = e.scalar(e.wanted.key.step, NameRole::kLearningRate).value_or(rule.rate);
-  const RecordKey updates = scalar_key(e.wanted.key.step, NameRole::kOptimizerSteps);
-  if (e.reference.find(updates) != nullptr) rule.updates = e.reference_value(updates).max();
-  return rule.rate > 0 && rule.beta2 > 0 && rule.updates >= 1 ? std::optional(rule) : std::nullopt;
-}
 
 /// Of each wrong rank; empty if something is missing, or the moments are wrong in the run.
 std::vector<OwnStep> own_steps(const Evidence& e) {
@@ -174,13 +153,12 @@ bool explains_step(const Evidence& e, const OwnStep& own, const MadeStep& made,
 
 /// The eps that the elements which are most wrong have; nothing if it is the rule's own, or below
 /// 0.
-std::optional<double> other_eps(const OwnStep& own, const Rule& rule) {
+std::optional<double> other_eps(const OwnStep& own, const AdamRule& rule) {
   constexpr std::size_t kLooked = 9;
-  const double correction1 = rule.corrected(rule.beta1, rule.updates),
-               correction2 = rule.corrected(rule.beta2, rule.updates);
+  const double correction1 = rule.correction1(), correction2 = rule.correction2();
   std::vector<std::pair<double, double>> found;  // how wrong, eps
   for (std::size_t i = 0; i < own.old.flat().size(); ++i) {
-    const double step = own.old.flat()[i] * (1 - rule.rate * rule.decay) - own.seen.flat()[i];
+    const double step = own.old.flat()[i] * rule.kept() - own.seen.flat()[i];
     if (step == 0) continue;
     const double eps =
         rule.rate / correction1 * own.m.flat()[i] / step - std::sqrt(own.v.flat()[i] / correction2);
@@ -194,7 +172,7 @@ std::optional<double> other_eps(const OwnStep& own, const Rule& rule) {
   return eps > 0 && !is_near(eps, rule.eps, 0.05) ? std::optional(eps) : std::nullopt;
 }
 
-Cause other_rule(const Evidence& e, const std::vector<OwnStep>& steps, const Rule& rule) {
+Cause other_rule(const Evidence& e, const std::vector<OwnStep>& steps, const AdamRule& rule) {
   const double t = rule.updates;
   const NamedValue where = e.on_bad_ranks();
   std::vector<std::pair<Cause, MadeStep>> candidates = {
@@ -209,26 +187,26 @@ Cause other_rule(const Evidence& e, const std::vector<OwnStep>& steps, const Rul
       {make_cause(CauseId::kRootMissing, {where}),
        with_denominator(rule, t, t,
                         [&](double v, double correction2) { return v / correction2 + rule.eps; })},
-      {make_cause(CauseId::kFirstMomentUncorrected, {where}), adamw(rule, 0, t, rule.eps)},
-      {make_cause(CauseId::kSecondMomentUncorrected, {where}), adamw(rule, t, 0, rule.eps)},
-      {make_cause(CauseId::kMomentsUncorrected, {where}), adamw(rule, 0, 0, rule.eps)}};
+      {make_cause(CauseId::kFirstMomentUncorrected, {where}), made_by(rule, 0, t, rule.eps)},
+      {make_cause(CauseId::kSecondMomentUncorrected, {where}), made_by(rule, t, 0, rule.eps)},
+      {make_cause(CauseId::kMomentsUncorrected, {where}), made_by(rule, 0, 0, rule.eps)}};
   for (const double other : {t - 1, t + 1, t - 2, t + 2, 1.0}) {
     if (other >= 1 && other != t)
       candidates.emplace_back(
           make_cause(CauseId::kCorrectionOfOtherUpdate, {{"used", other}, {"update", t}, where}),
-          adamw(rule, other, other, rule.eps));
+          made_by(rule, other, other, rule.eps));
   }
   if (const auto eps = other_eps(steps.front(), rule))
     candidates.emplace_back(
         make_cause(CauseId::kOtherEps, {{"used", *eps}, {"eps", rule.eps}, where}),
-        adamw(rule, t, t, *eps));
+        made_by(rule, t, t, *eps));
   for (const auto& [cause, made] : candidates) {
     if (std::ranges::all_of(steps, [&](const OwnStep& own) { return explains_step(e, own, made); }))
       return cause;
   }
-  if (rule.decay == 0) return {};
+  if (rule.kept() == 1) return {};
   // off by so little of a step that the moments must be right to more digits
-  const MadeStep decayed = [right = adamw(rule, t, t, rule.eps), kept = 1 - rule.rate * rule.decay](
+  const MadeStep decayed = [right = made_by(rule, t, t, rule.eps), kept = rule.kept()](
                                double old, double m, double v) {
     return right(old / kept, m, v) * kept;
   };
@@ -319,14 +297,16 @@ Cause cause_in_moments(const Evidence& e) {
 }
 
 Cause cause_in_rule(const Evidence& e) {
-  const std::optional<Rule> rule = rule_of(e);
-  if (!rule.has_value() || stepped_parameter(e.wanted.key).empty()) return {};
+  const std::vector<AdamRule> rules = adam_rules_of(e.reference, e.options, e.wanted.key);
+  if (rules.empty()) return {};
   const std::vector<OwnStep> steps = own_steps(e);
   if (steps.empty()) return {};
-  const MadeStep right = adamw(*rule, rule->updates, rule->updates, rule->eps);
-  if (!std::ranges::all_of(steps, [&](const OwnStep& own) { return gives_reference(own, right); }))
-    return {};
-  return other_rule(e, steps, *rule);
+  const auto rule = std::ranges::find_if(rules, [&](const AdamRule& candidate) {
+    const MadeStep right = made_by(candidate, candidate.updates, candidate.updates, candidate.eps);
+    return std::ranges::all_of(steps,
+                               [&](const OwnStep& own) { return gives_reference(own, right); });
+  });
+  return rule == rules.end() ? Cause() : other_rule(e, steps, *rule);
 }
 
 namespace {
@@ -360,10 +340,11 @@ Cause cause_of_untrained(const Evidence& e) {
     return fits && is_telling(view->expected);
   });
   if (!is_scaled) return make_cause(CauseId::kUntrainedChanged, {e.on_bad_ranks()});
-  const auto rule = rule_of(e);
-  if (rule.has_value() && is_near(-*common, rule->rate * rule->decay, 0.02))
-    return make_cause(CauseId::kUntrainedDecayed,
-                      {{"rate", rule->rate}, {"decay", rule->decay}, e.on_bad_ranks()});
+  const std::vector<AdamRule> rules = adam_rules_of(e.reference, e.options, e.wanted.key);
+  if (!rules.empty() && is_near(-*common, rules.front().rate * rules.front().decay, 0.02))
+    return make_cause(
+        CauseId::kUntrainedDecayed,
+        {{"rate", rules.front().rate}, {"decay", rules.front().decay}, e.on_bad_ranks()});
   return make_cause(CauseId::kUntrainedScaled, {{"factor", 1 + *common}, e.on_bad_ranks()});
 }
 

@@ -508,15 +508,21 @@ Cause cause_number_off(const Evidence& e) {
   const bool is_one = std::ranges::all_of(
       offsets, [&](double offset) { return is_near(offset, offsets.front(), kAlike); });
   NamedValues values;
+  if (!e.result.differing_axes.empty()) {
+    values = {{"axes", names_of(e.result.differing_axes)}};
+    values.push_back(NamedValue::words("before", phrase(PhraseId::kCopiesDifferOver, values)));
+  }
   if (is_one) {
-    values = {{"offset", offsets.front()}, e.on_bad_ranks()};
+    values.emplace_back("offset", offsets.front());
+    values.push_back(e.on_bad_ranks());
     if (have_factors) {
       values.emplace_back("scale", factors.front());
       values.push_back(NamedValue::words("or_factor", phrase(PhraseId::kOrFactor, values)));
     }
     return make_cause(CauseId::kNumberOff, std::move(values));
   }
-  values = {{"offsets", offsets}, {"ranks", ranks}};
+  values.emplace_back("offsets", offsets);
+  values.emplace_back("ranks", ranks);
   if (have_factors) {
     values.emplace_back("factors", factors);
     values.push_back(NamedValue::words("or_factors", phrase(PhraseId::kOrFactors, values)));

@@ -257,6 +257,15 @@ TEST(SoftmaxCauses, GradientsOfTokensWithoutATargetAreTold) {
                   true, false),
               IsNoCause())
       << "tokens with a target are wrong, too";
+  EXPECT_THAT(sums_are(
+                  right,
+                  [](at::Tensor dy) {
+                    dy[0][kLength - 1][0] = 0.01;
+                    return dy;
+                  },
+                  true, false),
+              IsCause(CauseId::kOneElementWrong))
+      << "one element is no token";
 }
 
 }  // namespace

@@ -28,6 +28,7 @@ struct Run {
   int cp = 0;
   std::int64_t begin = 0, local = 0, count = 0;
   bool is_wrong = false;
+  bool is_filled = false;  ///< a quarter of its numbers or more are other ones
 };
 
 /// Of all ranks along dim `dim`; empty unless each cp rank has its share of it, and all that are
@@ -46,8 +47,9 @@ std::vector<Run> runs_along(const Evidence& e, std::size_t dim) {
       if (part.box.size.size() <= dim) return {};
       const bool is_wrong =
           part.stats.nonfinite_mismatch != 0 || part.stats.relative_error() > e.tolerance();
+      const bool is_filled = 4 * part.stats.unequal_values >= part.stats.numel;
       runs.push_back({held.rank->rank, own, part.box.global_offset[dim], part.box.local_offset[dim],
-                      part.box.size[dim], is_wrong});
+                      part.box.size[dim], is_wrong, is_filled});
       if (places.emplace(part.box.global_offset[dim], part.box.size[dim]).second)
         count += part.box.size[dim];
     }
@@ -104,13 +106,20 @@ Cause restarted_positions(const Evidence& e, const std::vector<Run>& runs) {
   return make_cause(CauseId::kPositionsRestart, places_of(runs, 1));
 }
 
+/// Queries meet keys in the core of an attention, whose output shows it, too; not in what it reads.
+bool is_of_attention(std::string_view name) {
+  const std::string_view last = name.substr(name.rfind('.') + 1);
+  return last == "core" || last.find("attn") != last.npos;
+}
+
+/// A single element that is wrong there may be so for any reason.
 Cause keys_of_others(const Evidence& e, const std::vector<Run>& runs) {
-  if (e.wanted.key.name.find("attn") == std::string::npos) return {};
+  if (!is_of_attention(e.wanted.key.name)) return {};
   std::vector<int> wrong;
   bool has_own_only = false;
   for (const Run& run : runs) {
     const bool is_own_only = meets_own_keys_only(runs, run);
-    if (run.is_wrong && is_own_only) return {};
+    if (run.is_wrong && (is_own_only || !run.is_filled)) return {};
     has_own_only |= is_own_only;
     if (run.is_wrong && std::ranges::find(wrong, run.rank) == wrong.end())
       wrong.push_back(run.rank);

@@ -19,6 +19,17 @@ namespace {
 
 constexpr std::ptrdiff_t kLeastRows = 4;
 
+/// Whether a row that should be 0 is wrong as a whole. An error of one element is as likely one of
+/// another kind that happened to hit the row.
+bool is_filled(const Values& row) {
+  constexpr std::int64_t kFewest = 2;
+  constexpr double kLeastShare = 0.25;
+  const std::int64_t filled =
+      std::ranges::count_if(row.contiguous().flat(), [](double value) { return value != 0; });
+  return filled >= kFewest &&
+         static_cast<double>(filled) >= kLeastShare * static_cast<double>(row.numel());
+}
+
 /// How often each id of a step's integer record occurs.
 struct IdCounts {
   std::string name;
@@ -125,7 +136,9 @@ bool have_gradients_of_outputs(const Evidence& e, const View& view,
 Cause rows_that_should_be_zero(const Evidence& e, const View& view, const Rows& rows,
                                const IdCounts& ids) {
   if (rows.wrong.empty() || rows.has_hidden ||
-      std::ranges::any_of(rows.wrong, [&](std::int64_t id) { return rows.expected.contains(id); }))
+      std::ranges::any_of(rows.wrong, [&](std::int64_t id) {
+        return rows.expected.contains(id) || !is_filled(row_of(view.actual, view, id));
+      }))
     return {};
   const auto absent =
       std::ranges::count_if(rows.wrong, [&](std::int64_t id) { return ids.of(id) == 0; });
@@ -475,7 +488,9 @@ Cause cause_uncounted_tokens(const Evidence& e) {
       const bool has_target = with_target.contains(place);
       if (has_target && distance(mine, theirs) > near * norm_of(theirs)) return {};
       if (has_target) right.insert(place);
-      if (!has_target && norm_of(theirs) == 0 && norm_of(mine) != 0) wrong.insert(place);
+      if (has_target || norm_of(theirs) != 0 || norm_of(mine) == 0) continue;
+      if (!is_filled(mine)) return {};
+      wrong.insert(place);
     }
   }
   if (wrong.empty() || std::ssize(right) < kLeastRight) return {};

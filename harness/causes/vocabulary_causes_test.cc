@@ -58,6 +58,12 @@ TEST(ClassCauses, RowsOfAbsentIdsAreTold) {
               }),
               IsNoCause())
       << "another row is wrong, too";
+  EXPECT_THAT(rows_are([](at::Tensor rows, int, int) {
+                rows[12][3] = 0.25;
+                return rows;
+              }),
+              IsCause(CauseId::kOneElementWrong))
+      << "one element is no row";
 }
 
 TEST(ClassCauses, RepeatedIdsThatAreNotSummedAreTold) {

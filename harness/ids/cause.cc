@@ -46,8 +46,8 @@ constexpr auto kCauses = [] {
       {kZeros, "zeros",
        "{zeros} element{zeros:s} that should not be {zeros:is} 0, the others right (in "
        "row{rows:s} {first_rows}){on_ranks}"},
-      {kNumberOff, "number_off", "off by {offset:.4g}{?or_factor}{on_ranks}"},
-      {kNumbersOff, "numbers_off", "ranks {ranks} are off by {offsets:.4g}{?or_factors}"},
+      {kNumberOff, "number_off", "{?before}off by {offset:.4g}{?or_factor}{on_ranks}"},
+      {kNumbersOff, "numbers_off", "{?before}ranks {ranks} are off by {offsets:.4g}{?or_factors}"},
       {kCopiesDifferOverAxes, "copies_differ_over_axes", "copies differ over {axes:and}"},
       {kEitherCopyWrong, "either_copy_wrong",
        "copies differ over {axes:and}, and each is as near to the reference as the others"},
@@ -153,8 +153,8 @@ constexpr auto kCauses = [] {
        "too large; the squares of {group}{?count} are counted for each rank that holds a copy"},
       // ---- part ----
       {kPartNotReached, "part_has_not_reached_ranks",
-       "copies differ over {axis} in a part of the elements, which another rank has right and "
-       "which has not reached the others: {elements}"},
+       "copies differ over {axis} in a part of the elements, which another rank has right: "
+       "{elements}; it did not reach these ranks, or was changed there"},
       // ---- read ----
       {kStaleParametersRead, "stale_parameters_read",
        "parameters read in step {step}: {parameter} stale by {steps} step{steps:s} on {where}"},
@@ -341,8 +341,8 @@ constexpr auto kCauses = [] {
        "reads?"},
       {kReceivedOther, "pp_received_other_values",
        "pp rank {pp_rank} received something other than what pp rank {other_pp_rank} "
-       "made{?in_micro_batches}: {last_right} is the last right tensor there; did the buffer "
-       "change while it was sent?"},
+       "made{?in_micro_batches}, or computes with it wrongly: {last_right} is the last right "
+       "tensor there; did the buffer change while it was sent?"},
       // ---- stale ----
       {kStaleBySteps, "stale_by_steps", "stale by {steps} step{steps:s}{on_ranks}"},
       {kMicroBatchOfStepBefore, "stale_micro_batch_of_step_before",

@@ -86,7 +86,8 @@ constexpr auto kRules = [] {
        "batch, or leave it out of the mesh",
        "Ranks that do the same work agree with the reference, whatever their collectives do. An "
        "axis counts as used if something tells each two of its coordinates apart: a compared "
-       "tensor that is cut or summed along it, and whose parts differ there."},
+       "tensor on which the loss depends, that is cut or summed along it, and whose parts differ "
+       "there."},
       {kInconclusive, "inconclusive",
        "{weak} of {compared} comparisons are inconclusive, first {tensor}: {weakness}. Judge in "
        "float64, where roundings are smaller. If it is inconclusive there, too, judge fewer steps, "

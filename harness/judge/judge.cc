@@ -415,9 +415,11 @@ class Judge {
 
   /// Where a tensor alone is outside, pools show the same once more.
   void check_pools() {
-    verdict_.pools = pooled_comparisons(reference_, verdict_.tensors, actual_, options_);
+    const std::vector<JudgedPool> pools =
+        pooled_comparisons(reference_, verdict_.tensors, actual_, options_);
+    verdict_.pools.assign(pools.begin(), pools.end());
     if (!findings_.empty()) return;
-    for (Finding& finding : pooled_findings(verdict_.pools)) {
+    for (Finding& finding : pooled_findings(pools, reference_)) {
       const std::int64_t order = reference_.find(finding.key)->order;
       findings_.push_back({order, std::move(finding)});
     }

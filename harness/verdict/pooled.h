@@ -16,18 +16,30 @@ namespace isoshard {
 inline constexpr double kFalseAlarmOfAll = 1e-6;
 inline constexpr double kFalseAlarmOfPool = 1e-8;
 
+/// A pool, and what it says beside noise: its sum in roots of the squares of what its elements add.
+/// Errors of these sizes without a common factor, or a common sign, are seldom more than a few
+/// roots off.
+struct JudgedPool : PooledComparison {
+  double scale_roots = 0, shift_roots = 0;
+};
+
 /// Every pool of the run, in the order in which faults show; within one step and kind all tensors,
 /// layers, classes, ranks, single tensors.
 ///
 /// `tensors` are the comparisons of the run `actual`. Empty unless the coarsest dtype has 16 bits
 /// and the reference has redrawn runs. A tensor takes part if it is judged within tolerances, is no
 /// rounding noise (insensitive), is finite, is masked nowhere, and was recorded by redrawn runs.
-[[nodiscard]] std::vector<PooledComparison> pooled_comparisons(
+[[nodiscard]] std::vector<JudgedPool> pooled_comparisons(
     const Reference& reference, const std::vector<TensorComparison>& tensors, const Trace& actual,
     const JudgePolicy& policy);
 
 /// One for each step and kind of tensors with a pool outside its bounds: the broadest one that
-/// is off by nearly as much as the one that is farthest outside. Sorted as `pools`.
-[[nodiscard]] std::vector<Finding> pooled_findings(const std::vector<PooledComparison>& pools);
+/// is off by nearly as much as the one that is farthest outside. Sorted as `pools`. A pool of one
+/// number, such as the loss, has its offset and its factor as alternatives: any error of it is
+/// both.
+/// Other pools have a factor or a shift as their cause if noise of the size of their errors makes
+/// one as large with a chance of at most 2^-10.
+[[nodiscard]] std::vector<Finding> pooled_findings(const std::vector<JudgedPool>& pools,
+                                                   const Reference& reference);
 
 }  // namespace isoshard

@@ -9,6 +9,7 @@
 
 #include "core/observe/layer_name.h"
 #include "harness/ids/phrase.h"
+#include "harness/trace/numbers.h"
 #include "harness/verdict/neighbours.h"
 #include "harness/verdict/pooled.h"
 
@@ -20,17 +21,17 @@ namespace {
 constexpr double kNearlyAsFar = 0.85;
 
 /// How far outside, as a multiple of what is allowed.
-double excess_of(const PooledComparison& p) {
+double excess_of(const JudgedPool& p) {
   return std::max(p.allowed_scale.used_by(p.scale), p.allowed_shift.used_by(p.shift));
 }
 
-bool is_outside_by_scale(const PooledComparison& p) {
+bool is_outside_by_scale(const JudgedPool& p) {
   return !p.allowed_scale.holds(p.scale);
 }
 
 /// Whether `broad` is `part`, or has its tensors. A pool of one rank's
 /// tensors is contained only in the pool of all.
-bool contains(const PooledComparison& broad, const PooledComparison& part) {
+bool contains(const JudgedPool& broad, const JudgedPool& part) {
   if (broad.pool == PoolOf::kAll || broad.name == part.name) return true;
   const bool is_group = broad.pool == PoolOf::kLayer || broad.pool == PoolOf::kClass;
   if (!is_group || part.pool != PoolOf::kTensor) return false;
@@ -42,7 +43,7 @@ bool contains(const PooledComparison& broad, const PooledComparison& part) {
 }
 
 /// Whether `broad` is outside, too, by nearly the same factor or shift of all that it has.
-bool explains(const PooledComparison& broad, const PooledComparison& worst) {
+bool explains(const JudgedPool& broad, const JudgedPool& worst) {
   if (broad.within || is_outside_by_scale(broad) != is_outside_by_scale(worst) ||
       !contains(broad, worst))
     return false;
@@ -53,18 +54,17 @@ bool explains(const PooledComparison& broad, const PooledComparison& worst) {
 /// Step, kind, and of optimizer states "exp_avg".
 using FindingGroup = std::tuple<int, RecordKind, std::string>;
 
-FindingGroup group_of(const PooledComparison& p) {
+FindingGroup group_of(const JudgedPool& p) {
   return {p.first.step, p.first.kind, std::string(state_of(p.first))};
 }
 
 /// What is off on some ranks alone is off in the whole by their share of it: the rank that is the
 /// farthest out, and farther off than the whole, if others are not; else the whole.
-const PooledComparison* rank_behind(const PooledComparison& whole,
-                                    const std::vector<PooledComparison>& pools,
-                                    const FindingGroup& group) {
-  const PooledComparison* rank = nullptr;
+const JudgedPool* rank_behind(const JudgedPool& whole, const std::vector<JudgedPool>& pools,
+                              const FindingGroup& group) {
+  const JudgedPool* rank = nullptr;
   bool others_are_right = false;
-  for (const PooledComparison& p : pools) {
+  for (const JudgedPool& p : pools) {
     if (p.pool != PoolOf::kRank || group_of(p) != group) continue;
     others_are_right |= p.within;
     if (!p.within && !explains(whole, p) && (rank == nullptr || excess_of(p) > excess_of(*rank)))
@@ -73,7 +73,26 @@ const PooledComparison* rank_behind(const PooledComparison& whole,
   return rank != nullptr && others_are_right ? rank : &whole;
 }
 
-Finding finding_of(const PooledComparison& p, std::size_t outside, std::size_t judged) {
+Cause cause_of_pool(const JudgedPool& p, const Reference& reference) {
+  const Record* const record = reference.find(p.first);
+  const bool is_number = p.tensors == 1 && record != nullptr &&
+                         numel_of(record->layout.global_shape) == 1 && reference.has_bytes();
+  if (is_number) {
+    NamedValues values = {{"offset", (p.scale - 1) * number_of(reference.tensor(p.first))},
+                          {"scale", p.scale},
+                          NamedValue::words("on_ranks", "")};
+    values.push_back(NamedValue::words("or_factor", phrase(PhraseId::kOrFactor, values)));
+    return make_cause(CauseId::kNumberOff, std::move(values));
+  }
+  constexpr double kRoots = 3.9;  // exceeded with a chance of 2 exp(-kRoots^2 / 2)
+  if ((is_outside_by_scale(p) ? p.scale_roots : p.shift_roots) < kRoots) return {};
+  return is_outside_by_scale(p)
+             ? make_cause(CauseId::kPoolMultiplied, {{"pool", p.name}, {"scale", p.scale}})
+             : make_cause(CauseId::kPoolShifted, {{"pool", p.name}, {"shift", p.shift}});
+}
+
+Finding finding_of(const JudgedPool& p, const Reference& reference, std::size_t outside,
+                   std::size_t judged) {
   const bool is_scale = is_outside_by_scale(p);
   const AllowedRange& allowed = is_scale ? p.allowed_scale : p.allowed_shift;
   NamedValues measured = {{"tensors", p.tensors},
@@ -97,22 +116,24 @@ Finding finding_of(const PooledComparison& p, std::size_t outside, std::size_t j
                                   {"most", allowed.most}},
                                  std::move(measured));
   finding.stage = p.stage;
-  finding.cause = is_scale
-                      ? make_cause(CauseId::kPoolMultiplied, {{"pool", p.name}, {"scale", p.scale}})
-                      : make_cause(CauseId::kPoolShifted, {{"pool", p.name}, {"shift", p.shift}});
-  finding.diagnosis = finding.cause.text;
+  finding.cause = cause_of_pool(p, reference);
+  finding.diagnosis =
+      finding.cause.id == CauseId::kNumberOff
+          ? phrase(PhraseId::kCauseOf, {{"tensor", p.name}, {"cause", finding.cause.text}})
+          : finding.cause.text;
   return finding;
 }
 
 }  // namespace
 
-std::vector<Finding> pooled_findings(const std::vector<PooledComparison>& pools) {
+std::vector<Finding> pooled_findings(const std::vector<JudgedPool>& pools,
+                                     const Reference& reference) {
   struct Outside {
-    const PooledComparison* worst = nullptr;
+    const JudgedPool* worst = nullptr;
     std::size_t outside = 0, judged = 0;
   };
   std::vector<std::pair<FindingGroup, Outside>> groups;
-  for (const PooledComparison& p : pools) {
+  for (const JudgedPool& p : pools) {
     const FindingGroup group = group_of(p);
     auto found = std::find_if(groups.begin(), groups.end(),
                               [&](const auto& entry) { return entry.first == group; });
@@ -126,14 +147,14 @@ std::vector<Finding> pooled_findings(const std::vector<PooledComparison>& pools)
   std::vector<Finding> findings;
   for (const auto& [group, of] : groups) {
     if (of.worst == nullptr) continue;
-    const PooledComparison* named = of.worst;
-    for (const PooledComparison& p : pools) {
+    const JudgedPool* named = of.worst;
+    for (const JudgedPool& p : pools) {
       if (group_of(p) != group || !explains(p, *of.worst)) continue;
       named = &p;  // pools are sorted from broad to narrow
       break;
     }
     if (named->pool == PoolOf::kAll) named = rank_behind(*named, pools, group);
-    findings.push_back(finding_of(*named, of.outside, of.judged));
+    findings.push_back(finding_of(*named, reference, of.outside, of.judged));
   }
   return findings;
 }

@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "harness/judge/judge.h"
+#include "harness/testing/is_cause.h"
 #include "harness/testing/said_matchers.h"
 #include "harness/testing/synthetic.h"
 
@@ -119,8 +120,13 @@ TEST(Pooled, AFactorThatEachTensorHidesIsNamedWhereItIs) {
 
     ASSERT_EQ(verdict.status, Status::kDiverges) << name;
     EXPECT_THAT(verdict.findings.front().what, StartsWith(name));
-    EXPECT_TRUE(verdict.findings.front().cause.id == CauseId::kPoolMultiplied ||
-                verdict.findings.front().cause.id == CauseId::kPoolShifted);
+    const Cause& cause = verdict.findings.front().cause;
+    if (change.loss == 1) {
+      EXPECT_THAT(cause.id, testing::AnyOf(CauseId::kPoolMultiplied, CauseId::kPoolShifted))
+          << name;
+    } else {
+      EXPECT_THAT(cause, IsCause(CauseId::kNumberOff, {{"scale", change.loss}})) << name;
+    }
     for (const TensorComparison& t : verdict.tensors) EXPECT_TRUE(t.within) << name;
   }
 }
@@ -252,45 +258,9 @@ TEST(PooledAfterAStep, AShiftIsMoreThanAFewElementsMake) {
   EXPECT_THAT(judged(1, 12, 0, false), is_shifted) << "SGD turns no sign";
 }
 
-// A lookup of 4 rows in a table of 16; the step moved every element of the table by 0.01.
-TEST(TablesAfterAStep, MayHaveOneElementThatSteppedTheOtherWay) {
-  const auto body = [](const char* table, at::IntArrayRef shape, int off, int behind) -> Body {
-    return [=, shape = shape.vec()](Sink& sink, int) {
-      const at::Tensor weight = values(shape, 3).to(at::kBFloat16);
-      at::Tensor rows = values({4, 8}, 4) * 0.2;
-      for (int i = 0; i < off; ++i) rows[i][i] += 0.019;
-      sink.begin_step(0);
-      sink.on_record(site(RecordKind::kParam, table, layout_of(shape)), weight);
-      sink.on_record(site(RecordKind::kParam, table, layout_of(shape)), weight + 0.01);
-      sink.begin_step(1);
-      for (int i = 0; i < behind; ++i)
-        sink.on_record(site(RecordKind::kActivation, std::string(1, char('a' + i)), layout_of({8})),
-                       at::ones({8}));
-      sink.on_record(site(RecordKind::kActivation, "table", layout_of({4, 8})),
-                     rows.to(at::kBFloat16));
-    };
-  };
-  JudgePolicy p = policy();
-  p.mask = true;
-  const auto status = [&](const char* table, at::IntArrayRef shape, int off, int behind = 0) {
-    const Reference reference = synthetic::reference(
-        body(table, shape, 0, behind), [&](int) { return body(table, shape, 0, behind); }, 3, p);
-    const Trace trace =
-        run(MeshShape(), &reference, body(table, shape, off, behind), Keep::kWhatDiffers, p);
-    return judge(reference, trace, p).status;
-  };
-
-  EXPECT_NE(status("table.weight", {16, 8}, 1), Status::kDiverges);
-  EXPECT_EQ(status("table.weight", {16, 8}, 4), Status::kDiverges);
-  EXPECT_NE(status("table.weight", {16, 8}, 1, 1), Status::kDiverges) << "of positions";
-  EXPECT_EQ(status("table.weight", {16, 8}, 1, 2), Status::kDiverges) << "a Conv1D, in a layer";
-  EXPECT_EQ(status("table.weight", {8, 16}, 1), Status::kDiverges) << "a linear layer's";
-  EXPECT_EQ(status("other.weight", {16, 8}, 1), Status::kDiverges) << "no table of that name";
-}
-
 TEST(PooledFindings, ABroaderPoolIsNamedOnlyIfItHasTheTensorThatIsFarthestOff) {
   const auto off = [](PoolOf pool, const char* name, const char* first, double scale) {
-    PooledComparison p;
+    JudgedPool p;
     p.pool = pool;
     p.name = name;
     p.first = {0, RecordKind::kActivationGrad, first, 0};
@@ -302,8 +272,8 @@ TEST(PooledFindings, ABroaderPoolIsNamedOnlyIfItHasTheTensorThatIsFarthestOff) {
     return p;
   };
   const auto core = off(PoolOf::kTensor, "core of layer 1", "layers.1.core", 1.0037);
-  const auto named = [&](const PooledComparison& broad) {
-    return pooled_findings({broad, core}).front().key.name;
+  const auto named = [&](const JudgedPool& broad) {
+    return pooled_findings({broad, core}, Reference()).front().key.name;
   };
 
   EXPECT_EQ(named(off(PoolOf::kClass, "all k_proj", "layers.0.k_proj", 1.0036)), "layers.1.core");
@@ -312,6 +282,24 @@ TEST(PooledFindings, ABroaderPoolIsNamedOnlyIfItHasTheTensorThatIsFarthestOff) {
   EXPECT_EQ(named(off(PoolOf::kLayer, "layers.1", "layers.1.mlp", 1.0036)), "layers.1.mlp");
   EXPECT_EQ(named(off(PoolOf::kAll, "all", "norm", 1.0036)), "norm");
   EXPECT_EQ(named(off(PoolOf::kAll, "all", "norm", 1.002)), "layers.1.core") << "less far off";
+}
+
+TEST(PooledFindings, NoiseOfItsSizeHasNoCause) {
+  JudgedPool p;
+  p.name = "all gradients";
+  p.first = {0, RecordKind::kGrad, "m.w", 0};
+  p.tensors = 2;
+  p.scale = 1.01;
+  p.allowed_scale = {0.999, 1.001};
+  p.allowed_shift = {-1, 1};
+  p.within = false;
+  const auto cause = [&](double roots) {
+    p.scale_roots = roots;
+    return pooled_findings({p}, Reference()).front().cause;
+  };
+
+  EXPECT_THAT(cause(3.5), IsNoCause());
+  EXPECT_THAT(cause(4.5), IsCause(CauseId::kPoolMultiplied, {{"scale", 1.01}}));
 }
 
 }  // namespace

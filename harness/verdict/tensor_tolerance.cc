@@ -8,9 +8,7 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
-#include <set>
 #include <string>
-#include <string_view>
 #include <vector>
 
 #include "harness/stats/tolerance.h"
@@ -163,32 +161,6 @@ bool is_moved_by_step(const ToleranceInputs& in) {
   return step.unequal_values > 0;
 }
 
-/// Frobenius norm of the error that one element of a table makes in the rows that are looked up, if
-/// its steps had the other sign: twice the largest step so far. In 16 bits many gradients are
-/// noise, and it may be that no draw shows such an element. 0 for anything but a lookup, which is
-/// one of the first two activations of a step and has a "weight" whose rows are as long.
-double other_step(const ToleranceInputs& in) {
-  const RecordKey& key = in.wanted.key;
-  if (!in.options.mask || size_of(in.options.coarsest) != 2 || key.step == 0 ||
-      key.kind != RecordKind::kActivation)
-    return 0;
-  const Record* table = in.reference.find({0, RecordKind::kParam, key.name + ".weight", 0});
-  const Shape& shape = in.wanted.layout.global_shape;
-  if (table == nullptr || table->layout.global_shape.size() != 2 || shape.empty() ||
-      table->layout.global_shape[1] != shape.back() ||
-      table->layout.global_shape[0] == shape.back())
-    return 0;
-  std::set<std::string_view> earlier;
-  for (const Record& record : in.reference.trace().ranks[0].records) {
-    if (record.key.step == key.step && record.key.kind == RecordKind::kActivation &&
-        record.order < in.wanted.order && record.key.name != key.name)
-      earlier.insert(record.key.name);
-  }
-  if (earlier.size() > 1) return 0;
-  const std::vector<double> moves = largest_moves(in.reference, table->key.name, key.step);
-  return moves.empty() ? 0 : 2 * *std::max_element(moves.begin(), moves.end());
-}
-
 /// What is put together from summands was added up in another order than by the run, and may differ
 /// by that where everything else must be equal, too. No more than a comparison may let pass: large
 /// summands that cancel are no licence.
@@ -261,11 +233,6 @@ SetTolerance set_own_tolerance(TensorComparison& c, const ToleranceInputs& in) {
   c.allowed_relative_error = std::max({tolerance.relative_error, stepping, squares, neighbours});
   c.allowed_scale_error = std::max(
       {tolerance.scale_error, stepping, tolerance.part_along_reference * squares, neighbours});
-  if (const double other = other_step(in); other > 0 && norm > 0) {
-    c.allowed_relative_error = std::hypot(c.allowed_relative_error, other / norm);
-    c.allowed_scale_error =
-        std::hypot(c.allowed_scale_error, tolerance.part_along_reference * other / norm);
-  }
   const double seen = error_of_seen_step(c, in);
   set.hides_step = std::isinf(seen) && is_moved_by_step(in);
   if (norm > 0) c.allowed_relative_error = std::min(c.allowed_relative_error, seen / norm);

@@ -45,6 +45,11 @@ void draw_place(Draws& draws, const StudyTags& tags, Injection& c) {
   }
 }
 
+void draw_size(Draws& draws, Injection& c) {
+  c.magnitude = draws.one_of(std::span<const double>(kMagnitudes));
+  c.extent = draws.one_of({FaultExtent::kAll, FaultExtent::kPart, FaultExtent::kElement});
+}
+
 void draw_change(Draws& draws, Dtype dtype, Injection& c) {
   if (draws.one_in(5)) {
     const bool can_skip = c.point == FaultPoint::kCollective && is_reduction(c.called.op);
@@ -60,8 +65,7 @@ void draw_change(Draws& draws, Dtype dtype, Injection& c) {
     return;
   }
   c.change = draws.one_of({FaultChange::kScale, FaultChange::kShift, FaultChange::kNoise});
-  c.magnitude = draws.one_of(std::span<const double>(kMagnitudes));
-  c.extent = draws.one_of({FaultExtent::kAll, FaultExtent::kPart, FaultExtent::kElement});
+  draw_size(draws, c);
 }
 
 void draw_ranks(Draws& draws, const MeshShape& mesh, Injection& c) {
@@ -72,6 +76,11 @@ void draw_ranks(Draws& draws, const MeshShape& mesh, Injection& c) {
     if (axis.degree > 1) axes.push_back(axis);
   const AxisDegree& axis = draws.one_of(std::span<const AxisDegree>(axes));
   c.ranks = FaultRanks{axis.axis, static_cast<int>(draws.between(0, axis.degree - 1))};
+}
+
+double drawn_position(Draws& draws) {
+  constexpr std::int64_t kSteps = 1 << 20;
+  return static_cast<double>(draws.between(0, kSteps)) / kSteps;
 }
 
 }  // namespace
@@ -150,8 +159,16 @@ Injection draw_composition(Draws& draws, const Case& item, const StudyTags& tags
   draw_place(draws, tags, c);
   draw_change(draws, item.dtype, c);
   draw_ranks(draws, item.mesh(), c);
-  constexpr std::int64_t kSteps = 1 << 20;
-  c.position = static_cast<double>(draws.between(0, kSteps)) / kSteps;
+  c.position = drawn_position(draws);
+  return c;
+}
+
+Injection draw_noise(Draws& draws, const Case& item, const StudyTags& tags) {
+  Injection c{.change = FaultChange::kNoise};
+  draw_place(draws, tags, c);
+  draw_size(draws, c);
+  draw_ranks(draws, item.mesh(), c);
+  c.position = drawn_position(draws);
   return c;
 }
 

@@ -42,5 +42,7 @@ struct StudyPlace {
 
 /// Requires   tags that have something for each point.
 [[nodiscard]] Injection draw_composition(Draws& draws, const Case& item, const StudyTags& tags);
+/// The same with noise as its change: errors that have a place, and no cause.
+[[nodiscard]] Injection draw_noise(Draws& draws, const Case& item, const StudyTags& tags);
 
 }  // namespace isoshard

@@ -24,6 +24,7 @@ enum class Says : std::uint8_t {
   kOneKept,       ///< kept: no more than one a rank
   kOneElement,    ///< first, last: the same
   kOneParameter,  ///< num_parameters: 1
+  kOneTwice,      ///< num_parameters: 1, of a factor of 2
   kByOne,         ///< shift: one place, either way
   kToBf16,        ///< dtype
   kOverTheCall,   ///< axis: that of the collective
@@ -93,6 +94,8 @@ constexpr RightCause kRightCauses[] = {
      Purpose::kClipNorm},
     // The call has the squares of each parameter.
     {kCalls, FaultChange::kZero, kOne, CauseId::kSquaresLeftOut, Says::kOneParameter,
+     Purpose::kClipNorm},
+    {kCalls, FaultChange::kScale, kOne, CauseId::kSquaresCountedTwice, Says::kOneTwice,
      Purpose::kClipNorm},
     // The call has a sum of exponentials, the loss its logarithm.
     {kCalls, FaultChange::kScale, kWhole, CauseId::kOffsetOfDegree, Says::kLogOfFactor,
@@ -222,6 +225,8 @@ bool holds(Says says, const Cause& cause, const Injection& c, std::span<const in
       return number("first") == number("last");
     case Says::kOneParameter:
       return number("num_parameters") == 1;
+    case Says::kOneTwice:
+      return number("num_parameters") == 1 && c.magnitude == 1;
     case Says::kByOne:
       return std::fabs(number("shift")) == 1;
     case Says::kToBf16:
@@ -259,8 +264,6 @@ bool tells_its_place(const Cause& cause, const Injection& c) {
     case CauseId::kPartNotReached:
       // what a rank has of a call's result or a parameter may be a part of the tensor
       return is_its_axis("axis") && (c.extent != FaultExtent::kAll || (kTaps & bit(c.point)) == 0);
-    case CauseId::kReceivedOther:
-      return is_for(Purpose::kPipeForward, Purpose::kPipeBackward);
     case CauseId::kWrongBetweenStages:
       return is_for(Purpose::kPipeBackward, Purpose::kPipeBackward);
     case CauseId::kWrongWithForeignKeys:
@@ -275,6 +278,13 @@ bool tells_its_place(const Cause& cause, const Injection& c) {
   }
 }
 
+/// Whether a number is reduced over another axis after the call, so that what is wrong on some
+/// ranks is so on all.
+bool reaches_all_ranks(const Injection& c) {
+  return c.point == FaultPoint::kCollective &&
+         (c.called.purpose == Purpose::kClipNorm || c.called.purpose == Purpose::kLossReduce);
+}
+
 }  // namespace
 
 std::string_view name_of(CauseGrade grade) noexcept {
@@ -283,13 +293,18 @@ std::string_view name_of(CauseGrade grade) noexcept {
   return kNames.at(static_cast<std::size_t>(grade));
 }
 
+bool tells_only_the_place(CauseId cause) {
+  return std::ranges::find(kTellThePlace, cause) != kTellThePlace.end();
+}
+
 CauseGrade grade_of(const Injection& composition, std::span<const int> wrong_ranks,
                     const Blame& blame) {
   const Cause& cause = blame.cause;
   if (cause.empty()) return CauseGrade::kNone;
   // which copy is wrong is not known
   const bool is_any_rank = cause.id == CauseId::kEitherCopyWrong;
-  const bool is_there = is_any_rank || std::ranges::all_of(blame.ranks, [&](int rank) {
+  const bool is_there = is_any_rank || reaches_all_ranks(composition) ||
+                        std::ranges::all_of(blame.ranks, [&](int rank) {
                           return std::ranges::find(wrong_ranks, rank) != wrong_ranks.end();
                         });
   if (!is_there || !blame.at_place.value_or(true)) return CauseGrade::kWrong;
@@ -298,9 +313,9 @@ CauseGrade grade_of(const Injection& composition, std::span<const int> wrong_ran
            holds(right.says, cause, composition, wrong_ranks);
   });
   if (is_right) return CauseGrade::kRight;
-  const bool is_place = std::ranges::find(kTellThePlace, cause.id) != kTellThePlace.end();
-  return is_place && tells_its_place(cause, composition) ? CauseGrade::kPlaceOnly
-                                                         : CauseGrade::kWrong;
+  return tells_only_the_place(cause.id) && tells_its_place(cause, composition)
+             ? CauseGrade::kPlaceOnly
+             : CauseGrade::kWrong;
 }
 
 }  // namespace isoshard

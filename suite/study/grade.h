@@ -24,6 +24,10 @@ inline constexpr int kNumGrades = 5;
 /// Empty for kNotGraded; right, place only, wrong, none.
 [[nodiscard]] std::string_view name_of(CauseGrade grade) noexcept;
 
+/// Whether a cause only says where values are wrong, or how they look. Any other one says what was
+/// done, which is wrong of noise wherever it is.
+[[nodiscard]] bool tells_only_the_place(CauseId cause);
+
 /// What the first finding of a verdict says of a bug.
 struct Blame {
   /// Whether the cause is one of the changed tensor; nothing where that depends on what a

@@ -143,6 +143,27 @@ TEST(CauseGrade, OfOneNumberTakesAFactorAndAnOffsetAsAlternatives) {
   loss.extent = FaultExtent::kElement;
   EXPECT_EQ(on_all_ranks(loss, CauseId::kSquaresLeftOut, {{"num_parameters", 1}}),
             CauseGrade::kRight);
+  loss.change = FaultChange::kScale;
+  EXPECT_EQ(on_all_ranks(loss, CauseId::kSquaresCountedTwice, {{"num_parameters", 1}}),
+            CauseGrade::kWrong)
+      << "they are scaled by 1.01";
+  loss.magnitude = 1;
+  EXPECT_EQ(on_all_ranks(loss, CauseId::kSquaresCountedTwice, {{"num_parameters", 1}}),
+            CauseGrade::kRight);
+}
+
+// The norm is added up over dp and then over tp, so a wrong sum of some ranks reaches all.
+TEST(CauseGrade, OfANumberThatIsReducedOverTwoAxesMayNameAllRanks) {
+  Injection sum = scaled();
+  sum.point = FaultPoint::kCollective;
+  sum.change = FaultChange::kShift;
+  sum.called = {CollectiveOp::kAllReduce, Purpose::kClipNorm, Axis::kDp};
+  const auto grade = [&] {
+    return grade_of(sum, kTpRank1, {std::nullopt, {0, 1, 2, 3}, {CauseId::kNumberOff, {}}});
+  };
+  EXPECT_EQ(grade(), CauseGrade::kPlaceOnly);
+  sum.called.purpose = Purpose::kGradReduce;
+  EXPECT_EQ(grade(), CauseGrade::kWrong);
 }
 
 TEST(CauseGrade, OfCopiesOfWhichAnyMayBeWrongIsThePlaceOnAnyRank) {

@@ -93,9 +93,11 @@ class Study {
   [[nodiscard]] StudyRow composed(std::int64_t index) {
     StudyRow row{.index = index};
     for (int draw = 0; draw < kMostDraws && interrupt_signal() == 0; ++draw) {
-      Draws draws(plan_.seed, fmt::format("study.{}.{}", index, draw));
+      Draws draws(plan_.seed,
+                  fmt::format("{}.{}.{}", plan_.is_noise ? "noise" : "study", index, draw));
       const Known& known = known_of(draws.one_of(std::span<const Case>(cases_)));
-      judge(known, draw_composition(draws, known.item, known.tags), row);
+      const auto drawn = plan_.is_noise ? draw_noise : draw_composition;
+      judge(known, drawn(draws, known.item, known.tags), row);
       if (row.fired) return row;
     }
     return row;
@@ -116,7 +118,8 @@ class Study {
     known->reference = make_reference(item);
     add_redrawn_runs(item, known->reference);
     known->emulated = emulate(item, numerics_of(item), {.keep = Keep::kNothing});
-    known->curve = curve_of(trained_for(reference_case(item), plan_.curve_steps), {});
+    if (!plan_.is_noise)
+      known->curve = curve_of(trained_for(reference_case(item), plan_.curve_steps), {});
     known->tags = tags_of(item, known->reference,
                           run_case(item, known->reference, {.keep = Keep::kEverything}));
     return *known_.emplace(slug, std::move(known)).first->second;
@@ -143,8 +146,10 @@ class Study {
                  StudyRow& row) const {
     const Case& item = known.item;
     row.case_slug = item.slug();
-    TrainingRun training(trained_for(item, plan_.curve_steps),
-                         {.run = options, .check_interval = plan_.curve_steps});
+    std::optional<TrainingRun> training;
+    if (!plan_.is_noise)
+      training.emplace(trained_for(item, plan_.curve_steps),
+                       TrainOptions{.run = options, .check_interval = plan_.curve_steps});
     options.keep = Keep::kEverything;
     const Trace run = run_case(item, known.reference, options);
     const JudgePolicy policy = with_collectives(policy_of(item), item);
@@ -159,8 +164,9 @@ class Study {
     if (place.has_value() && row.within)
       row.within_place = is_at(*place, verdict.findings.front().key);
     if (row.within) blame(verdict.findings.front(), row);
-    row.weak = weak_alarms(known.reference, run, known.curve, training.wait().curve,
-                           item.coarsest_dtype());
+    if (training.has_value())
+      row.weak = weak_alarms(known.reference, run, known.curve, training->wait().curve,
+                             item.coarsest_dtype());
   }
 
   static void blame(const Finding& first, StudyRow& row) {

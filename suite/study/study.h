@@ -18,6 +18,9 @@ struct StudyPlan {
   std::uint64_t seed = 1;
   std::int64_t first = 0, count = 200;  ///< compositions first to first + count - 1 of the seed
   int curve_steps = 100;                ///< of training runs; at least 2
+  /// Noise alone, the null set of the search for causes: no bug has a cause. isoshard judges it
+  /// within tolerances; weaker checks, which say nothing of causes, are left out.
+  bool is_noise = false;
   std::vector<Case> cases = study_cases();
 };
 

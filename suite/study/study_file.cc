@@ -172,8 +172,9 @@ StudyRow row_of(std::string_view line, std::string origin) {
 }  // namespace
 
 std::string study_head(const StudyPlan& plan) {
-  return fmt::format("# isoshard faults study, seed {}, curves of {} steps\n{}", plan.seed,
-                     plan.curve_steps, kColumns);
+  const std::string runs =
+      plan.is_noise ? "noise only" : fmt::format("curves of {} steps", plan.curve_steps);
+  return fmt::format("# isoshard faults study, seed {}, {}\n{}", plan.seed, runs, kColumns);
 }
 
 std::string to_line(const StudyRow& row) {

@@ -8,6 +8,7 @@
 #include <array>
 #include <functional>
 #include <initializer_list>
+#include <map>
 #include <string_view>
 #include <utility>
 
@@ -179,6 +180,10 @@ std::string causes(const std::vector<StudyRow>& bugs) {
          grades_of("extent, without noise", named, extents());
 }
 
+bool is_noise(const StudyRow& row) {
+  return row.bug.change == FaultChange::kNoise && row.grade() != CauseGrade::kNotGraded;
+}
+
 std::string false_alarms(const std::vector<StudyRow>& clean) {
   std::string text = "| check | alarms on runs without a bug |\n|---|---|\n";
   for (const Check& check : all_checks())
@@ -223,7 +228,18 @@ std::string study_tables(const std::vector<StudyRow>& rows) {
   text += table_of("change", bugs, magnitudes());
   text += table_of("extent", bugs, extents());
   text += table_of("dtype", bugs, dtypes());
-  return text + places(bugs) + causes(bugs) + false_alarms(clean);
+  return text + places(bugs) + causes(bugs) + noise_table(rows) + false_alarms(clean);
+}
+
+std::string noise_table(const std::vector<StudyRow>& rows) {
+  std::map<std::pair<CauseGrade, std::string_view>, std::int64_t> counts;
+  for (const StudyRow& row : chosen(bugs_of(rows), is_noise))
+    ++counts[{row.grade(), name_of(row.blame.cause.id)}];
+  std::string text = "| what verdicts say of noise | alarms | grade |\n|---|---|---|\n";
+  for (const auto& [said, alarms] : counts)
+    text += fmt::format("| {} | {} | {} |\n", said.second.empty() ? "no cause" : said.second,
+                        alarms, name_of(said.first));
+  return text + "\n";
 }
 
 std::vector<SharePanel> sensitivity_panels(const std::vector<StudyRow>& rows) {
@@ -240,7 +256,11 @@ StudyFailures failures_of(const std::vector<StudyRow>& rows) {
   return {
       count(rows, [](const StudyRow& row) { return is_clean(row) && (row.exact || row.within); }),
       count(rows,
-            [](const StudyRow& row) { return !is_clean(row) && row.is_visible && !row.exact; })};
+            [](const StudyRow& row) { return !is_clean(row) && row.is_visible && !row.exact; }),
+      count(bugs_of(rows), [](const StudyRow& row) {
+        const CauseId cause = row.blame.cause.id;
+        return is_noise(row) && cause != CauseId::kNone && !tells_only_the_place(cause);
+      })};
 }
 
 }  // namespace isoshard

@@ -9,6 +9,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <fstream>
 #include <set>
@@ -59,6 +60,25 @@ TEST(FaultStudy, FindsWhatShowsAndGoesOnWhereItWasBrokenOff) {
   EXPECT_EQ(failures_of(rows).false_alarms + failures_of(rows).missed, 0);
   ASSERT_EQ(later.size(), 1U);
   EXPECT_EQ(to_line(later[0]), to_line(rows[3]));
+}
+
+// The null set of the search for causes, in small. `isoshard faults study --noise-only` runs more.
+TEST(FaultStudy, NoiseHasNoCause) {
+  StudyPlan plan{.seed = 1, .count = 30, .is_noise = true};
+  plan.cases = {study_case("ddp", {.dp = 3}), study_case("autotp", {.dp = 2, .tp = 2})};
+  ASSERT_EQ(plan.cases.front().world_size(), 3);
+  ASSERT_EQ(plan.cases.back().world_size(), 4);
+
+  const std::vector<StudyRow> rows = rows_of(plan);
+
+  ASSERT_EQ(rows.size(), 32U) << "two clean runs and the noise";
+  EXPECT_GE(std::ranges::count(rows, true, &StudyRow::within), 20) << "too few alarms to show much";
+  for (const StudyRow& row : rows) {
+    EXPECT_EQ(row.bug.change == FaultChange::kNoise, row.index >= 0) << row.composition;
+    EXPECT_TRUE(row.blame.cause.empty() || tells_only_the_place(row.blame.cause.id))
+        << row.composition << ": " << row.diagnosis;
+  }
+  EXPECT_FALSE(failures_of(rows).any());
 }
 
 // The loss of the step is right where backward is wrong, and one element of many is in no norm.
@@ -183,6 +203,24 @@ TEST(StudyTables, CountWhatRowsSay) {
   EXPECT_EQ(failures_of(rows).missed, 1);
 }
 
+TEST(StudyTables, CountCausesOfNoiseAsFailures) {
+  StudyRow noise = made_up(0, 0.1, true);
+  noise.bug.change = FaultChange::kNoise;
+  std::vector<StudyRow> rows = {noise, noise, noise, made_up(1, 0.1, true)};
+  rows[0].blame.cause = {};
+  rows[1].blame.cause = make_cause(CauseId::kEitherCopyWrong, {{"axes", std::vector{"tp"}}});
+
+  const std::string text = noise_table(rows);
+
+  EXPECT_THAT(text, HasSubstr("| no cause | 1 | none |"));
+  EXPECT_THAT(text, HasSubstr("| either_copy_wrong | 1 | place only |"));
+  EXPECT_THAT(text, HasSubstr("| scale | 1 | wrong |"));
+  EXPECT_EQ(failures_of(rows).caused_noise, 1);
+  EXPECT_TRUE(failures_of(rows).any());
+  rows.erase(rows.begin() + 2);
+  EXPECT_FALSE(failures_of(rows).any());
+}
+
 class StudyFile : public ::testing::Test {
  protected:
   void write(const std::string& text) const { std::ofstream(path_) << text; }
@@ -221,6 +259,8 @@ TEST_F(StudyFile, OfAnotherStudyIsRefused) {
   EXPECT_THAT(problem(plan_),
               HasSubstr("seed 3, curves of 100 steps', got '# isoshard faults study, "
                         "seed 4"));
+  write(study_head({.seed = 3, .is_noise = true}));
+  EXPECT_THAT(problem(plan_), HasSubstr("got '# isoshard faults study, seed 3, noise only"));
   write(study_head(plan_) + "1,2,3\n");
   EXPECT_THAT(problem(plan_), HasSubstr("line 3: must be 31 columns, got '3'"));
   std::string line = to_line(made_up(1, 0.1, true));

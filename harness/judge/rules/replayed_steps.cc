@@ -11,10 +11,9 @@
 #include <string>
 #include <utility>
 
-#include "core/observe/hyperparameters.h"
+#include "harness/causes/view/adam_rule.h"
 #include "harness/causes/view/evidence.h"
 #include "harness/trace/masked_steps.h"
-#include "harness/trace/run_view.h"
 #include "harness/trace/stage.h"
 
 namespace isoshard::detail {
@@ -26,17 +25,6 @@ constexpr double kRoundings = 8;
 /// A rule that the reference follows only nearly must not fail in a run that does the same.
 constexpr double kShareOfReference = 0.5;
 constexpr std::int64_t kMostElements = 1 << 22;  ///< of a tensor: each takes 40 bytes
-
-struct AdamRule {
-  double rate = 0, decay = 0, eps = 0, beta1 = 0, beta2 = 0;
-  double updates = 1;
-  bool is_decoupled = true;  ///< AdamW; in Adam the decay is in the moments
-
-  /// The corrections of the moments' bias.
-  [[nodiscard]] double of_m() const { return 1 - std::pow(beta1, updates); }
-  [[nodiscard]] double of_v() const { return 1 - std::pow(beta2, updates); }
-  [[nodiscard]] double kept() const { return is_decoupled ? 1 - rate * decay : 1; }
-};
 
 /// What a step is made of, and what came of it; all of one box.
 struct ReplayedStep {
@@ -58,7 +46,7 @@ struct WrongElements {
 /// `share`   of the bound that may be used
 WrongElements wrong_elements(const ReplayedStep& step, const AdamRule& rule, double share) {
   WrongElements wrong;
-  const double of_m = rule.of_m(), of_v = rule.of_v(), kept = rule.kept();
+  const double of_m = rule.correction1(), of_v = rule.correction2(), kept = rule.kept();
   // A power of a beta that is rounded to fp32 moves 1 less that power by as much.
   constexpr double kFloat = 0x1p-24;
   const double of_step = kRoundings * (step.of_moments + kFloat) + kFloat * (1 / of_m + 0.5 / of_v);
@@ -101,45 +89,6 @@ class Replay {
             to_string({stepped_parameter(key), NameRole::kState, state}), 0};
   }
 
-  /// The rules that the reference's numbers of the parameter may be of.
-  std::vector<AdamRule> rules_of(const RecordKey& key) const {
-    AdamRule rule;
-    const RecordKey numbers{key.step, RecordKind::kOptimizer,
-                            to_string({stepped_parameter(key), NameRole::kHyperparameters, {}}), 0};
-    if (const Record* const record = of_reference(numbers, {std::ssize(kHyperparameters)})) {
-      const Values values(run_.reference.tensor(record->key));
-      const auto number = [&](std::string_view name) {
-        const auto at = std::ranges::find(kHyperparameters, name) - kHyperparameters.begin();
-        return values.flat()[static_cast<std::size_t>(at)];
-      };
-      rule = {number("lr"), number("weight_decay"), number("eps"), number("beta1"),
-              number("beta2")};
-    } else if (run_.options.step_rule.has_value()) {
-      const StepRule& given = *run_.options.step_rule;
-      rule = {given.learning_rate, given.weight_decay, given.eps, given.beta1, given.beta2};
-      rule.rate = RunView(run_.reference).learning_rate(key.step).value_or(rule.rate);
-    }
-    if (!(rule.rate > 0 && rule.beta1 > 0 && rule.beta1 < 1 && rule.beta2 > 0 && rule.beta2 < 1))
-      return {};
-    rule.updates = updates_of(key);
-    std::vector<AdamRule> rules = {rule};
-    if (rule.decay != 0) {
-      rules.push_back(rule);
-      rules.back().is_decoupled = false;
-    }
-    return rules;
-  }
-
-  double updates_of(const RecordKey& key) const {
-    for (const RecordKey& count :
-         {state_key(key, "step"), scalar_key(key.step, NameRole::kOptimizerSteps)}) {
-      if (run_.reference.find(count) == nullptr) continue;
-      const Values values(run_.reference.tensor(count));
-      if (values.numel() > 0) return values.max();
-    }
-    return key.step + 1;
-  }
-
   void replay(const RecordKey& key, const std::vector<Held>& held) {
     const Record* const wanted = run_.reference.find(key);
     if (wanted == nullptr || !run_.reference.has_bytes()) return;
@@ -161,7 +110,7 @@ class Replay {
     whole.after = value(*wanted);
     whole.of_value = std::max(roundoff_of(wanted->dtype), roundoff_of(before->dtype));
     whole.of_moments = std::max(roundoff_of(m->dtype), roundoff_of(v->dtype));
-    for (const AdamRule& rule : rules_of(key)) {
+    for (const AdamRule& rule : adam_rules_of(run_.reference, run_.options, key)) {
       if (wrong_elements(whole, rule, kShareOfReference).count > 0) continue;
       judge(key, *wanted, held, whole, rule);
       return;
