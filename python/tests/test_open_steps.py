@@ -305,9 +305,9 @@ def test_passes_that_ranks_alone_throw_away_are_told(
         assert case["findings"][0]["cause"]["id"] == "given_cause"
 
 
-@pytest.mark.parametrize("replace", ["half", "load"])
-def test_a_model_that_is_cast_or_loaded_after_its_training_was_recorded_before(
-    tmp_path: Path, replace: str
+@pytest.mark.parametrize("change", ["half", "half and float", "load"])
+def test_a_cast_model_is_recorded_as_it_was_and_other_values_as_they_are(
+    tmp_path: Path, change: str
 ) -> None:
     model = torch.nn.Linear(4, 3)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -316,14 +316,17 @@ def test_a_model_that_is_cast_or_loaded_after_its_training_was_recorded_before(
         model(torch.ones(2, 4)).sum().backward()
         optimizer.step()
         trained = model.weight.detach().clone()
-        if replace == "half":
-            model.half()
-        else:
+        if change == "load":
             model.load_state_dict(zeros)
+        else:
+            model.half()
+        if change == "half and float":
+            model.float()
 
-    tensors = _bundle.read_tensors(tmp_path / "run", 0, 0)
-    assert torch.equal(tensors["param/weight/1"], trained)
-    assert tensors["param/weight/1"].dtype == torch.float32
+    wanted = {"half": trained, "half and float": trained.half().float(), "load": 0 * trained}
+    recorded = _bundle.read_tensors(tmp_path / "run", 0, 0)["param/weight/1"]
+    assert recorded.dtype == torch.float32
+    assert torch.equal(recorded, wanted[change])
 
 
 @pytest.mark.parametrize("how", ["wrapped", "in place"])

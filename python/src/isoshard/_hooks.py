@@ -95,6 +95,7 @@ class Hooks:
         self._is_cleared = False  # whether gradients were cleared since backward
         self._unused: set[int] = set()  # micro-batches that backward has not come to
         self._is_open = False  # whether a step was made whose parameters may still change
+        self._uncast: dict[str, torch.Tensor] = {}  # the parameters before a cast after such a step
         self._names = {id(p): n for n, p in named_parameters(self.model)}
         self.outside = outside_parameters(self.model, self.optimizers)
         self._check_optimizers()
@@ -187,17 +188,16 @@ class Hooks:
         self._patch_backward()
         self._patch_end_of_groups()
         self._patch_clearing()
-        self._patch_replacing({id(called), id(self.model)})
+        self._patch_casts({id(called), id(self.model)})
 
-    def _patch_replacing(self, modules: set[int]) -> None:
-        """Ends a step before the script casts, moves or loads the model: training is over then."""
+    def _patch_casts(self, modules: set[int]) -> None:
+        """Keeps the parameters as a step left them before the script casts or moves the model."""
 
         def before(module: torch.nn.Module, *_args: Any, **_kwargs: Any) -> None:
-            if self._is_open and id(module) in modules:
-                self._guarded(self._close)()
+            if self._is_open and not self._uncast and id(module) in modules:
+                self._uncast = {n: p.detach().clone() for n, p in self._parameters()}
 
-        for name in ("_apply", "load_state_dict"):
-            self._run_before(torch.nn.Module, name, before)
+        self._run_before(torch.nn.Module, "_apply", before)
 
     def _attach_root(self) -> None:
         """Hooks on the module that is called with a batch."""
@@ -609,6 +609,7 @@ class Hooks:
             return
         self._is_open = False
         self._record_parameters(is_final=True)
+        self._uncast = {}
         self.recorder.end_step()
         # A step whose rate is 0 shows nothing, as the first one of a warm-up: another one is made
         # up for it.
@@ -716,8 +717,15 @@ class Hooks:
                     self.recorder.put("optimizer", whole, nothing, layout=place)
 
     def _record_parameters(self, *, is_final: bool = False) -> None:
+        """Where a script has cast or moved the model, its training was over: as they were before."""
         for name, parameter in self._parameters():
-            self.recorder.put("param", self._rename(name), parameter, is_final=is_final)
+            uncast = self._uncast.get(name)
+            is_cast = uncast is not None and (uncast.dtype, uncast.device) != (
+                parameter.dtype,
+                parameter.device,
+            )
+            value = uncast if uncast is not None and is_cast else parameter
+            self.recorder.put("param", self._rename(name), value, is_final=is_final)
 
     def _parameters(self) -> list[tuple[str, torch.Tensor]]:
         """The model's parameters and those outside, by name."""
