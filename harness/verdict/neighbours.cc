@@ -73,7 +73,8 @@ double error_of_step(const Reference& reference, const RecordKey& key, double k,
   const std::string parameter(stepped_parameter(key));
   const Response* const after = reference.response(key);
   if (parameter.empty() || after == nullptr || !(after->reference_norm > 0)) return 0;
-  const RecordKey momentum{key.step, RecordKind::kOptimizer, parameter + ".momentum_buffer", 0};
+  const RecordKey momentum{key.step, RecordKind::kOptimizer,
+                           to_string({parameter, NameRole::kState, "momentum_buffer"}), 0};
   const RecordKey gradient{key.step, RecordKind::kGrad, parameter, 0};
   const bool has_momentum = reference.response(momentum) != nullptr;
   const Response* const moved = reference.response(has_momentum ? momentum : gradient);
