@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -95,3 +96,53 @@ def test_faults_of_shared_states_are_found(
 
     assert report.exit_code == 1, report.text
     assert words in report.verdict
+
+
+def of_this_rank(parameters: Any, *, dropped: int = 0, fault: str = "") -> torch.optim.Optimizer:
+    """AdamW over every second parameter, which sends it to the other rank after a step.
+
+    `dropped` parameters are stepped by no rank.
+    """
+    whole = list(parameters)
+    if not torch.distributed.is_initialized():
+        return torch.optim.AdamW(whole, lr=1e-3)
+    rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    optimizer = torch.optim.AdamW(whole[dropped:][rank::size], lr=1e-3)
+
+    def send(*_: Any) -> None:
+        if fault == "moments" and rank == 1:
+            for state in optimizer.state.values():
+                state["exp_avg"].mul_(1.5)
+        for i, parameter in enumerate(whole[dropped:]):
+            if fault != "not sent" or i > 0:
+                torch.distributed.broadcast(parameter.data, i % size)
+        for parameter in whole:
+            parameter.grad = None
+
+    optimizer.register_step_post_hook(send)
+    return optimizer
+
+
+def test_an_optimizer_that_is_shared_out_by_hand_conforms(
+    isoshard_check: Callable[..., Report],
+) -> None:
+    report = judged(isoshard_check, of_this_rank)
+
+    assert report.conforms, report.text
+
+
+@pytest.mark.parametrize(
+    ("options", "name"),
+    [
+        ({"fault": "moments"}, "1.weight.exp_avg"),
+        ({"fault": "not sent"}, "0.weight"),
+        ({"dropped": 1}, "0.weight.exp_avg"),
+    ],
+)
+def test_faults_of_an_optimizer_that_is_shared_out_by_hand_are_found(
+    isoshard_check: Callable[..., Report], options: dict[str, Any], name: str
+) -> None:
+    report = judged(isoshard_check, functools.partial(of_this_rank, **options))
+
+    assert report.exit_code == 1, report.text
+    assert report.data["cases"][0]["findings"][0]["name"] == name

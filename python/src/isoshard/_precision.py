@@ -24,7 +24,7 @@ from ._bundle import Entry
 from ._dtypes import coarser
 from ._float64._notes import read_failed, read_notes, read_outside
 from ._judge import BLIND, Driver, JudgeOptions, set_aside
-from ._safetensors import DTYPES, OF_HEADER
+from ._safetensors import OF_NAME
 from ._seconds import Seconds
 from .errors import Divergence, IsoshardError, RunError, UsageError
 
@@ -33,7 +33,6 @@ NATIVE, FLOAT64 = "native", "float64"
 OUTCOMES = "precisions.json"
 _SCHEMA = 1
 _CONFORMS, _DIVERGES, _INFRASTRUCTURE = 0, 1, 4
-_TORCH = {name: OF_HEADER[header] for name, header in DTYPES.values()}
 #: A run in float64 is ended after this many times the seconds of the longest native run, and not
 #: before it has taken _LEAST_SECONDS.
 _MOST_TIMES, _LEAST_SECONDS = 10, 30.0
@@ -299,8 +298,8 @@ def _with_coarsest(bundle: Path, copy: Path, dtype: str) -> Path:
     shutil.copytree(bundle, copy)
     manifest = _bundle.read_manifest(copy)
     judging = manifest["settings"]["judging"]
-    own = _TORCH.get(judging.get("coarsest_dtype", ""))
-    if coarser(own, _TORCH[dtype]) is not own:
+    own = OF_NAME.get(judging.get("coarsest_dtype", ""))
+    if coarser(own, OF_NAME[dtype]) is not own:
         judging["coarsest_dtype"] = dtype
     _bundle.seal(copy, manifest)
     return copy
@@ -333,7 +332,7 @@ def _write_rounded(native: Path, float64: Path, directory: Path) -> None:
             is_begun = _is_begun_with(record)
             if not is_begun and record["kind"] == "param":  # the step moves what was read
                 value = value + taken.get(record["name"], 0)
-            rounded = value.to(_TORCH[record["dtype"]]).contiguous()
+            rounded = value.to(OF_NAME[record["dtype"]]).contiguous()
             rounded = _equal_within_roundings(rounded, native_value, is_begun)
             if is_begun and record["kind"] == "param":
                 taken[record["name"]] = rounded.double() - value

@@ -29,6 +29,9 @@ DTYPES: dict[torch.dtype, tuple[str, str]] = {
 }
 OF_HEADER = {header: dtype for dtype, (_, header) in DTYPES.items()}
 
+#: Name in a bundle -> torch dtype
+OF_NAME = {name: OF_HEADER[header] for name, header in DTYPES.values()}
+
 
 def dtype_name(dtype: torch.dtype, what: str) -> str:
     """The bundle's name of a dtype, such as fp32."""

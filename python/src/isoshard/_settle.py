@@ -3,7 +3,8 @@
 
 Inputs of floating point may be computed: by a frozen encoder in front of the model, whose last bits
 depend on how many samples it gets at a time. A parameter that no output depends on has no gradient
-and no optimizer state, or zeros, as the framework likes. Both are told.
+and no optimizer state, or zeros, as the framework likes. Ranks that step some parameters each, and
+send them to the others, have the states of these alone. All of this is told.
 """
 
 from __future__ import annotations
@@ -89,6 +90,7 @@ def settle(reference: Path, run: Path) -> list[str]:
         near: dict[str, float] = {}
         idle: dict[str, None] = {}  # gradients that are zeros in the run alone
         missing: dict[str, None] = {}  # and in the reference alone
+        shared: dict[str, None] = {}
         is_changed = False
         for step in steps:
             wanted, *ranks = (
@@ -99,6 +101,7 @@ def settle(reference: Path, run: Path) -> list[str]:
             in_run, in_reference = _settle_idle(wanted, ranks)
             idle.update(dict.fromkeys(in_run))
             missing.update(dict.fromkeys(in_reference))
+            shared.update(dict.fromkeys(_settle_shared(wanted, ranks)))
             for rank in ranks:
                 if rank.is_changed:
                     rank.write()
@@ -110,6 +113,11 @@ def settle(reference: Path, run: Path) -> list[str]:
         "elements). It was computed, and is taken as equal."
         for name, error in near.items()
     ]
+    if shared:
+        told.append(
+            f"The optimizer states of {len(shared)} parameters were compared on the ranks that "
+            f"have them, the first of them {next(iter(shared))}: ranks step some parameters each."
+        )
     for names, having, lacking in ((idle, "run", "reference"), (missing, "reference", "run")):
         if names:
             more = f" and {len(names) - 4} more" if len(names) > 4 else ""
@@ -244,3 +252,62 @@ def _are_zeros(rank: _Rank, parameter: str, records: _Records) -> bool:
         if not is_number and bool(tensor.any()):
             return False
     return True
+
+
+# -- states --------------------------------------------------------------------------------------
+
+
+def _settle_shared(wanted: _Rank, ranks: Sequence[_Rank]) -> list[str]:
+    """Marks whole states that only some ranks have as theirs; the parameters' names.
+
+    A rank that has no state of a parameter must have recorded the parameter after the step: it is
+    compared, so the rank must have got it from one that stepped it.
+    """
+    states = [
+        {_name_of(r): r for r in rank.content["records"] if r["kind"] == "optimizer"}
+        for rank in ranks
+    ]
+    found = []
+    for record in wanted.content["records"]:
+        key, parameter = _name_of(record), record["name"].rpartition(".")[0]
+        having = [own[key] for own in states if key in own]
+        if record["kind"] != "optimizer" or not having or len(having) == len(ranks):
+            continue
+        shape = record["local_shape"]
+        lacking = [rank for rank, own in zip(ranks, states, strict=True) if key not in own]
+        if any(_has_state(own, parameter) for own in states if key not in own):
+            continue
+        if any(r["local_shape"] != shape or "flat" in r or "boxes" in r for r in having):
+            continue
+        after = [_name_of(r) for r in wanted.content["records"] if _is_of(r, parameter)][-1:]
+        if not all(after and _has(rank, after[0]) for rank in lacking):
+            continue
+        place = {key: having[0][key] for key in ("kind", "name", "call", "dtype")}
+        count = math.prod(shape)
+        for own in having:
+            for name in ("layout", "placements"):
+                own.pop(name, None)
+            own["global_shape"] = shape
+            own["flat"] = [{"local_begin": 0, "global_begin": 0, "count": count}]
+        for rank in lacking:
+            nothing = {**place, "local_shape": [0], "global_shape": shape, "flat": []}
+            rank.content["records"].append(nothing)
+            rank.changed[key] = torch.empty(0, dtype=_safetensors.OF_NAME[place["dtype"]])
+        for rank in ranks:
+            rank.is_changed = True
+        found.append(parameter)
+    return found
+
+
+def _has_state(states: Iterable[str], parameter: str) -> bool:
+    names = (key.split("/")[1] for key in states if not key.endswith(".hyperparameters/0"))
+    return any(name.rpartition(".")[0] == parameter for name in names)
+
+
+def _has(rank: _Rank, key: str) -> bool:
+    return any(_name_of(record) == key for record in rank.content["records"])
+
+
+def _is_of(record: dict[str, Any], parameter: str) -> bool:
+    """Whether a record has a parameter's values; the last one of a step has them after it."""
+    return bool(record["kind"] == "param" and record["name"] == parameter)
