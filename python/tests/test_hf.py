@@ -61,7 +61,7 @@ TRAINER = {
         "    model.zero_grad()\n"
         "    return step(self, model, *args, **kwargs)\n"
         "Trainer.training_step = forgetful",
-        "first gradient of model.embed_tokens.weight",
+        "forward passes whose gradients no step reads",
     ),
     "same data on all ranks": before(
         "Trainer(model",
@@ -77,7 +77,7 @@ ACCELERATE = {
     "first micro-batch lost": before(
         "        loss = model",
         "        model.zero_grad()",
-        "first gradient of model.embed_tokens.weight",
+        "forward passes whose gradients no step reads",
     ),
     "no all-reduce": before(
         "for ids in loader",
