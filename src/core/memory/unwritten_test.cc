@@ -72,7 +72,8 @@ TEST(Unwritten, FillsTheBytesThatItIsGivenAndNoOthers) {
     EXPECT_EQ(data.front(), kBefore);
     EXPECT_EQ(data.back(), kBefore);
     for (std::size_t i = 0; i < bytes; ++i)
-      EXPECT_EQ(data[i + 1], i % 2 == 0 ? std::byte{0xF3} : std::byte{0x7F}) << i << " of " << bytes;
+      EXPECT_EQ(data[i + 1], i % 2 == 0 ? std::byte{0xF3} : std::byte{0x7F})
+          << i << " of " << bytes;
   }
 }
 
