@@ -8,8 +8,9 @@
 #include <string>
 #include <string_view>
 
+#include "harness/stats/stats.h"
 #include "harness/stats/tolerance.h"
-#include "harness/trace/run_view.h"
+#include "harness/trace/masked_steps.h"
 #include "harness/trace/stage.h"
 #include "harness/verdict/sensitivity.h"
 
@@ -68,22 +69,25 @@ double error_of_state(const Reference& reference, const RecordKey& key, double k
   return is_second_moment(key) ? (2 + error) * error : error;
 }
 
-/// For a parameter after a step that is the rate times a state, or times the gradient.
+/// For a parameter after a step: as far as the step makes it up, the relative error of what it is
+/// stepped with.
 double error_of_step(const Reference& reference, const RecordKey& key, double k, Dtype coarsest) {
   const std::string parameter(stepped_parameter(key));
-  const Response* const after = reference.response(key);
-  if (parameter.empty() || after == nullptr || !(after->reference_norm > 0)) return 0;
+  const Record* const after = parameter.empty() ? nullptr : reference.find(key);
+  const Record* const before = after == nullptr ? nullptr : reference.find(before_step(key));
+  if (before == nullptr || !reference.has_bytes()) return 0;
+  Stats step;
+  accumulate(step, reference.bytes(*before), before->dtype, reference.bytes(*after), after->dtype,
+             numel_of(after->layout.global_shape), 0);
+  if (!(step.sum_sq_actual > 0)) return 0;
   const RecordKey momentum{key.step, RecordKind::kOptimizer,
                            to_string({parameter, NameRole::kState, "momentum_buffer"}), 0};
   const RecordKey gradient{key.step, RecordKind::kGrad, parameter, 0};
-  const bool has_momentum = reference.response(momentum) != nullptr;
-  const Response* const moved = reference.response(has_momentum ? momentum : gradient);
-  const auto rate = RunView(reference).learning_rate(key.step);
-  if (moved == nullptr || !rate.has_value()) return 0;
-  const double error = has_momentum ? std::max(own_error(reference, momentum, k, coarsest),
-                                               error_of_state(reference, momentum, k, coarsest))
-                                    : allowed_error(reference, gradient, k, coarsest);
-  return std::min(1.0, *rate * moved->reference_norm / after->reference_norm) * error;
+  const double error = reference.response(momentum) != nullptr
+                           ? std::max(own_error(reference, momentum, k, coarsest),
+                                      error_of_state(reference, momentum, k, coarsest))
+                           : allowed_error(reference, gradient, k, coarsest);
+  return std::min(1.0, std::sqrt(step.sum_sq_diff / step.sum_sq_actual)) * error;
 }
 
 }  // namespace

@@ -30,10 +30,8 @@ namespace isoshard {
 /// - the gradient of a bias, which is a sum over rows (`error_of_summed_rows`);
 /// - states of the optimizer that are linear in gradients: the relative error of each step's
 ///   gradient, as far as it is not larger than the state;
-/// - parameters after a step of SGD: the learning rate times the error of the momentum buffer, or
-/// of
-///   the gradient, as far as the step is not larger than the parameter. (Steps of Adam are masked,
-///   and not judged by this.)
+/// - parameters after a step without a mask (SGD): the relative error of the momentum buffer, or of
+///   the gradient where there is none, times the length of the step over that of the parameter.
 [[nodiscard]] double error_of_neighbours(const Reference& reference, const RecordKey& key, double k,
                                          Dtype coarsest);
 

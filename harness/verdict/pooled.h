@@ -16,9 +16,8 @@ namespace isoshard {
 inline constexpr double kFalseAlarmOfAll = 1e-6;
 inline constexpr double kFalseAlarmOfPool = 1e-8;
 
-/// A pool, and what it says beside noise: its sum in roots of the squares of what its elements add.
-/// Errors of these sizes without a common factor, or a common sign, are seldom more than a few
-/// roots off.
+/// A pool and its signal-to-noise ratio: the sum of its elements' errors over the root of the sum of
+/// their squares. It is seldom above a few roots where errors have no common factor or sign.
 struct JudgedPool : PooledComparison {
   double scale_roots = 0, shift_roots = 0;
 };

@@ -165,7 +165,7 @@ class WitnessSearch {
   }
 
   /// Notes pairs of ranks that differ, and have all coordinates but that of the axis in common.
-  /// Returns whether there is one, known before or not.
+  /// Along an axis that splits the batch, samples differ from none. Returns whether a pair is new.
   bool tells_apart(Axis axis, const std::vector<Held>& held, Pairs& pairs) const {
     std::map<int, std::vector<const Held*>> groups;  // by the first rank of a group
     for (const Held& one : held)
@@ -176,8 +176,10 @@ class WitnessSearch {
         for (std::size_t j = i + 1; j < group.size(); ++j) {
           const int a = run_.mesh.coordinate(group[i]->rank->rank, axis);
           const int b = run_.mesh.coordinate(group[j]->rank->rank, axis);
-          if (a == b || (is_any && pairs.is_apart(a, b))) continue;
-          if (!differ(*group[i]->record, *group[j]->record)) continue;
+          if (a == b || pairs.is_apart(a, b)) continue;
+          const Record &one = *group[i]->record, &other = *group[j]->record;
+          const bool is_one_empty = parts_held(one).empty() != parts_held(other).empty();
+          if (!differ(one, other) && !(splits_batch(axis) && is_one_empty)) continue;
           pairs.set_apart(a, b);
           is_any = true;
         }
@@ -195,7 +197,7 @@ class WitnessSearch {
     for (int a = 0; a < degree; ++a) {
       for (int b = 0; b < degree; ++b) {
         const auto i = static_cast<std::size_t>(a), j = static_cast<std::size_t>(b);
-        if (!one[i] || one[j] || other[i] || !other[j]) continue;
+        if (!one[i] || one[j] || other[i] || !other[j] || pairs.is_apart(a, b)) continue;
         pairs.set_apart(a, b);
         is_any = true;
       }

@@ -15,8 +15,8 @@ namespace isoshard::detail {
 /// What ranks hold of each tensor. Refers to the run.
 [[nodiscard]] std::map<RecordKey, std::vector<Held>> held_by_ranks(const Trace& run);
 
-/// For each axis of degree > 1, in the order of the mesh, the first record that tells two
-/// coordinates apart, and the first two that no record does. A record tells two apart if
+/// For each axis of degree > 1, in the order of the mesh, the first record that distinguishes two
+/// coordinates, and the first pair that no record distinguishes. A record distinguishes two if
 ///
 /// - its parts there lie at different places and differ in content; or
 /// - it is a sum over the axis whose summands there are not equal; or

@@ -322,10 +322,10 @@ class AutoRecorder:
             self._move_generically(module)
         if config.perturb is not None:
             if is_engine(module):
-                perturb_engine(module, config.perturb)
+                perturb_engine(module, config.perturb, config.tables)
             elif self._steps_itself(module):
                 found = optimizers_of(module, self.megatron)
-                perturb_megatron(module, found, config.perturb)
+                perturb_megatron(module, found, config.perturb, config.tables)
             else:
                 outside = outside_parameters(model, optimizers)
                 perturb(model, config.perturb, outside, config.tables)

@@ -125,7 +125,7 @@ def write_rank(
 
     `notes` is for this package, not for the judge: `unread`, the number of forward passes whose
     gradients the step has not read, which have no records; `tables`, the parameters that are frozen
-    tables (_tables).
+    tables (_frozen_tables).
     """
     names = [e.tensor_name for e in entries]
     if len(set(names)) < len(names):
@@ -347,7 +347,7 @@ def read_records(directory: Path, step: int, rank: int) -> dict[str, Any]:
 
 
 def tables(directory: Path) -> list[str]:
-    """Parameters of which no step of a reference has done more than copy rows (_tables)."""
+    """Parameters of which no step of a reference has done more than copy rows (_frozen_tables)."""
     with checked(directory):
         manifest = read_manifest(directory)
         found: list[str] = []

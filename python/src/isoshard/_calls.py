@@ -65,6 +65,11 @@ _PASSED_OVER = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file
 _own = threading.local()  # depth: how many functions of the recorder run in this thread
 
 
+def is_own() -> bool:
+    """Whether a function of the recorder runs in this thread."""
+    return getattr(_own, "depth", 0) > 0
+
+
 @contextmanager
 def unjournaled() -> Iterator[None]:
     """What runs in the block is the recorder's own, and no call of the run. Also a decorator."""
@@ -204,7 +209,7 @@ def _install() -> None:
 def _kernel_of(name: str, operator: Any, behind: Any) -> Callable[..., Any]:
     # torch.compile would trace it where it breaks a graph for a collective, as in DDP's forward.
     def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
-        if _journals and not getattr(_own, "depth", 0):
+        if _journals and not is_own():
             for journal in _journals:
                 try:
                     journal.note(name, args)

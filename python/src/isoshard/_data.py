@@ -109,7 +109,7 @@ def check_samples(reference: Path, run: Path) -> list[Finding]:
 
 
 def _lost_passes(reference: Path, run: Path, mesh: Mesh) -> list[Finding]:
-    """The first step that lacks samples on the side that threw away more forward passes.
+    """Finds the first step in which the side that discarded more forward passes has fewer samples.
 
     A recording forgets a forward pass whose gradients no step has read. If it was a micro-batch,
     its samples are on one side alone, and all that was computed of them.
@@ -156,7 +156,7 @@ def _samples_by_shape(inputs: list[dict[str, list[Shape]]]) -> Counter[tuple[str
 
 
 def is_about_lost_passes(findings: Sequence[Finding]) -> bool:
-    """Whether nothing but samples can be compared: what was computed is of others."""
+    """Whether only inputs can be compared, because the sides computed on different samples."""
     return any(finding.id == _GIVEN for finding in findings)
 
 

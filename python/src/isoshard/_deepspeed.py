@@ -8,7 +8,7 @@ stage 3 each rank's partition is recorded as it lies, parameters too, without a 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -33,13 +33,15 @@ def is_engine(module: object) -> bool:
     )
 
 
-def perturb_engine(engine: Any, seed: int) -> None:
-    """Moves each weight by one ulp, in the model and in its fp32 master."""
+def perturb_engine(engine: Any, seed: int, tables: Collection[str] = ()) -> None:
+    """Moves each weight but tables by one ulp, in the model and in its fp32 master."""
     from deepspeed.utils import safe_set_full_fp32_param
 
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in unwrapped(engine).parameters():
+        for name, parameter in named_parameters(unwrapped(engine)):
+            if name in tables:
+                continue
             if hasattr(parameter, "ds_id"):
                 _perturb_partitioned(parameter, generator)
             elif parameter.is_floating_point():

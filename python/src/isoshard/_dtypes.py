@@ -11,7 +11,7 @@ import torch
 from ._safetensors import dtype_name
 
 if TYPE_CHECKING:
-    from ._tables import TableWatch
+    from ._frozen_tables import TableWatch
 
 _BUFFER = ".buffer"
 #: To be asked for by identity: in the float64 mode it is equal to float64.
@@ -27,9 +27,8 @@ class Dtypes:
     """The coarsest dtype that rounds what is recorded.
 
     The judge takes the coarsest of all records, and allows for its roundings everywhere. That is
-    wrong twice. Inputs, frozen tables that rows are copied from (_tables), and buffers that no step
-    writes are never rounded: images in bf16 or a table in fp16 make nothing in an fp32 model less
-    exact.
+    wrong twice. Inputs, frozen tables (_frozen_tables), and buffers that no step writes are never
+    rounded: images in bf16 or a table in fp16 make nothing in an fp32 model less exact.
     And a model in fp64 whose loss is computed in fp32, as transformers' is, has gradients that are
     rounded as the loss is, though no recorded tensor shows it.
     """

@@ -77,6 +77,12 @@ def _require_known_places(model: torch.nn.Module, options: Options, rank: int, s
         for name, held in theirs.items():
             first = next(r for r, of_rank in enumerate(ranks) if name in of_rank)
             if held != ranks[first][name]:
+                if held[0] == ranks[first][name][0]:
+                    raise RecordError(
+                        f"{name} must be the same on all ranks to move all weights alike, or have "
+                        f"a layout, got other values on rank {other} than on rank {first}. Send it "
+                        "to all ranks before, give its layout, or leave generic_weights=True out."
+                    )
                 raise _unknown_place(name, held[0], other, f"and another one on rank {first}")
 
 

@@ -46,7 +46,7 @@ from ._shared_state import (
     states_of_others,
     without_inner,
 )
-from ._tables import watch_of
+from ._frozen_tables import watch_of
 from .errors import IsoshardError, RecordError
 
 #: Recorded at their input, too, under this name: what enters an output projection.
@@ -144,15 +144,9 @@ class Hooks:
         if watch is None or self.compiled_root is not None or compiled_names(self.model):
             return
         self.recorder.dtypes.tables = watch
-
-        def enter(*_args: Any) -> None:
-            watch.__enter__()
-
-        def leave(*_args: Any) -> None:
-            watch.__exit__(None, None, None)
-
-        self._keep(self.model.register_forward_pre_hook(enter, prepend=True))
-        self._keep(self.model.register_forward_hook(leave, always_call=True))
+        self._undo.append(watch.close)
+        self._keep(self.model.register_forward_pre_hook(lambda *_: watch.begin(), prepend=True))
+        self._keep(self.model.register_forward_hook(lambda *_: watch.end(), always_call=True))
 
     def _compute_in_pieces(self) -> None:
         depth = 0
@@ -193,9 +187,12 @@ class Hooks:
     def _patch_casts(self, modules: set[int]) -> None:
         """Keeps the parameters as a step left them before the script casts or moves the model."""
 
+        def keep() -> None:
+            self._uncast = {n: p.detach().to("cpu", copy=True) for n, p in self._parameters()}
+
         def before(module: torch.nn.Module, *_args: Any, **_kwargs: Any) -> None:
             if self._is_open and not self._uncast and id(module) in modules:
-                self._uncast = {n: p.detach().clone() for n, p in self._parameters()}
+                self._guarded(keep)()
 
         self._run_before(torch.nn.Module, "_apply", before)
 
@@ -717,14 +714,11 @@ class Hooks:
                     self.recorder.put("optimizer", whole, nothing, layout=place)
 
     def _record_parameters(self, *, is_final: bool = False) -> None:
-        """Where a script has cast or moved the model, its training was over: as they were before."""
+        """If the script cast the model after a step, records the values from before that."""
         for name, parameter in self._parameters():
-            uncast = self._uncast.get(name)
-            is_cast = uncast is not None and (uncast.dtype, uncast.device) != (
-                parameter.dtype,
-                parameter.device,
-            )
-            value = uncast if uncast is not None and is_cast else parameter
+            uncast = self._uncast.get(name, parameter)
+            is_cast = uncast.dtype != parameter.dtype or parameter.is_meta
+            value = uncast if is_cast else parameter
             self.recorder.put("param", self._rename(name), value, is_final=is_final)
 
     def _parameters(self) -> list[tuple[str, torch.Tensor]]:

@@ -138,14 +138,15 @@ def record(
     if generic_weights:
         has_copies = is_engine(model) or is_megatron_optimizer(optimizer)
         move_recorded(model, has_copies=has_copies, options=options, mesh=mesh)
-    if perturb is not None and is_engine(model):
-        perturb_engine(model, perturb)
-    elif perturb is not None and is_megatron_optimizer(optimizer):
-        perturb_megatron(model, [optimizer], perturb)
-    elif perturb is not None:
-        plain = unwrapped(model)
-        outside = outside_parameters(plain, _list_of(optimizer))
-        move_weights(plain, perturb, outside, tables(Path(reference)) if reference else ())
+    if perturb is not None:
+        frozen = tables(Path(reference)) if reference else ()
+        if is_engine(model):
+            perturb_engine(model, perturb, frozen)
+        elif is_megatron_optimizer(optimizer):
+            perturb_megatron(model, [optimizer], perturb, frozen)
+        else:
+            plain = unwrapped(model)
+            move_weights(plain, perturb, outside_parameters(plain, _list_of(optimizer)), frozen)
     recorder = Recorder(
         directory,
         mesh=mesh,

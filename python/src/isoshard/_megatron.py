@@ -12,7 +12,7 @@ import functools
 import os
 import sys
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import torch
@@ -115,9 +115,11 @@ def _kind_of(optimizer: Any) -> str:
     return name
 
 
-def perturb_megatron(module: torch.nn.Module, optimizers: list[Any], seed: int) -> None:
-    """Moves each weight by one ulp, and makes the optimizers' masters anew from them."""
-    perturb(unwrapped(module), seed)
+def perturb_megatron(
+    module: torch.nn.Module, optimizers: list[Any], seed: int, tables: Collection[str] = ()
+) -> None:
+    """Moves each weight but tables by one ulp, and makes the optimizers' masters anew from them."""
+    perturb(unwrapped(module), seed, tables=tables)
     for optimizer in optimizers:
         optimizer.reload_model_params()
 

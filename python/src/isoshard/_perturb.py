@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 import torch
 
 from ._dtensor import is_dtensor, local_of
-from ._names import reshard
+from ._names import named_parameters, reshard
 from .errors import RecordError
 
 
@@ -23,7 +23,7 @@ def perturb(
     outside.
 
     Where FSDP2 or autocast computes in 16 bits, it is an ulp of those: a smaller one would be lost
-    in the cast. `tables` are parameters that stay as they are (_tables).
+    in the cast. `tables` are parameters that stay as they are (_frozen_tables).
 
     A parameter that a DTensor cuts over several ranks is refused: perturbed runs are runs of one
     process (or of ranks that all hold the whole model).
@@ -32,7 +32,7 @@ def perturb(
     generator = torch.Generator().manual_seed(seed)
     computed = _compute_dtypes(model)
     with torch.no_grad():
-        for name, parameter in [*model.named_parameters(), *(outside or {}).items()]:
+        for name, parameter in [*named_parameters(model), *(outside or {}).items()]:
             if not parameter.is_floating_point() and not parameter.is_complex():
                 continue
             if name in tables:

@@ -83,8 +83,8 @@ def settle(reference: Path, run: Path) -> list[str]:
         for axis in manifest["mesh"]:
             size *= int(axis["degree"])
         trusted = _bundle.read_manifest(reference)
-        if any(int(axis["degree"]) > 1 for axis in trusted["mesh"]):
-            return []  # its rank 0 has parts
+        # Else its rank 0 has parts.
+        is_whole = all(int(axis["degree"]) == 1 for axis in trusted["mesh"])
         known = trusted["steps"]
         steps = [step for step in manifest["steps"] if step in known]
         near: dict[str, float] = {}
@@ -98,10 +98,11 @@ def settle(reference: Path, run: Path) -> list[str]:
                 for bundle, rank in [(reference, 0), *((run, rank) for rank in range(size))]
             )
             _settle_inputs(wanted, ranks, near)
-            in_run, in_reference = _settle_idle(wanted, ranks)
-            idle.update(dict.fromkeys(in_run))
-            missing.update(dict.fromkeys(in_reference))
-            shared.update(dict.fromkeys(_settle_shared(wanted, ranks)))
+            if is_whole:
+                in_run, in_reference = _settle_idle(wanted, ranks)
+                idle.update(dict.fromkeys(in_run))
+                missing.update(dict.fromkeys(in_reference))
+                shared.update(dict.fromkeys(_settle_shared(wanted, ranks)))
             for rank in ranks:
                 if rank.is_changed:
                     rank.write()
@@ -196,10 +197,10 @@ _Records = dict[str, dict[str, Any]]  # by KIND/NAME/CALL
 
 
 def _settle_idle(wanted: _Rank, ranks: Sequence[_Rank]) -> tuple[list[str], list[str]]:
-    """Makes both sides alike where one has a parameter's gradient or states, all zeros.
+    """Treats an all-zero gradient or state on one side as equal to a missing one on the other.
 
-    Those of the run are left out, those of the reference are added to it; the parameters' names of
-    both. A parameter must be recorded after the step: it is compared, so it must not have moved.
+    Drops the run's zeros and copies the reference's into the run. Returns the parameters' names for
+    each case. A parameter must be recorded after the step: it is compared, so it must not have moved.
     """
     own, theirs = _of_parameters(wanted), [_of_parameters(rank) for rank in ranks]
     has_gradients = any(_has_gradient(found.values()) for found in theirs)

@@ -48,8 +48,10 @@ def compare(
         return _program.call(["compare", *words], capture=capture)
     with tempfile.TemporaryDirectory(prefix="isoshard-") as folder:
         if is_about_lost_passes(found):
-            copies = {b: with_inputs_alone(b, Path(folder) / b.name) for b in (reference, run)}
-            words = [str(copies.get(Path(word), word)) for word in words]
+            words = list(words)
+            for bundle, name in ((reference, "reference"), (run, "run")):
+                copy = with_inputs_alone(bundle, Path(folder) / name)
+                words[words.index(str(bundle))] = str(copy)
         file = Path(folder) / "findings.json"
         content = {
             "schema": _SCHEMA,

@@ -9,6 +9,7 @@ so it does not matter how a module looks rows up.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
+from ._calls import is_own
 from ._dtensor import is_dtensor
 
 _NARROW = 2  # bytes of an element
@@ -30,44 +32,60 @@ _CASTS = frozenset("bfloat16 double float half to type type_as".split())
 
 
 class TableWatch(TorchFunctionMode):
-    """Sees each function of torch that a forward pass calls, while it is entered.
+    """Sees each function of torch that a forward pass calls, from `begin` to `end`.
 
-    What it does not know counts as arithmetic, so that a table it does not find makes tolerances
-    wider, never narrower.
+    What it does not know counts as arithmetic, and so does what is compiled, so that a table it
+    does not find makes tolerances wider, never narrower.
     """
 
     def __init__(self, parameters: Iterable[tuple[str, torch.Tensor]]) -> None:
         super().__init__()
         self._frozen = {
-            p.untyped_storage().data_ptr(): (n, p.numel()) for n, p in parameters if _is_narrow(p)
+            _storage_of(p): (n, p.numel()) for n, p in parameters if _is_narrow(p)
         }
-        self._is_exact = True
-        self._was_entered = False
+        self._copies_only = True
+        self._depth = 0  # of forward passes within each other
+        self._has_begun = self._is_closed = False
+        self._compiled = _compiled_frames()
 
     @property
     def is_exact(self) -> bool:
         """Whether all parameters of 16 bits are tables, and nothing was rounded to 16 bits."""
-        return self._was_entered and self._is_exact
+        has_compiled = _compiled_frames() != self._compiled
+        return self._has_begun and self._copies_only and not has_compiled
 
     @property
     def found(self) -> set[str]:
         """Names of the tables: of all parameters of 16 bits, or of none."""
         return {name for name, _ in self._frozen.values()} if self.is_exact else set()
 
-    def __enter__(self) -> TableWatch:
-        self._was_entered = True
-        super().__enter__()
-        return self
+    def begin(self) -> None:
+        """A forward pass begins."""
+        if not self._is_closed:
+            self._has_begun = True
+            self._depth += 1
+            self.__enter__()
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-    ) -> Any:
+    def end(self) -> None:
+        """A forward pass ends, or has failed."""
+        if self._depth > 0:
+            self._depth -= 1
+            self.__exit__(None, None, None)
+
+    def close(self) -> None:
+        """Ends what is under way, for good."""
+        self._is_closed = True
+        while self._depth > 0:
+            self.end()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if self._is_exact:
-            given = [a for a in tree_leaves((args, kwargs)) if _is_real(a)]
-            made = [t for t in tree_leaves(result) if _is_real(t)]
-            name = getattr(func, "__name__", "")
-            self._is_exact = self._is_copy(name, given, made, kwargs or {})
+        if torch.compiler.is_compiling() or not self._copies_only or is_own():
+            return result
+        given = [a for a in tree_leaves((args, kwargs)) if _is_real(a)]
+        made = [t for t in tree_leaves(result) if _is_real(t)]
+        name = getattr(func, "__name__", "")
+        self._copies_only = self._is_copy(name, given, made, kwargs or {})
         return result
 
     def _is_copy(
@@ -93,16 +111,30 @@ class TableWatch(TorchFunctionMode):
 
     def _size_of(self, tensor: torch.Tensor) -> int:
         """Number of elements of the frozen parameter whose memory a tensor shares, or 0."""
-        return self._frozen.get(tensor.untyped_storage().data_ptr(), ("", 0))[1]
+        return self._frozen.get(_storage_of(tensor), ("", 0))[1]
 
 
 def watch_of(parameters: Iterable[tuple[str, torch.Tensor]]) -> TableWatch | None:
-    """None where a parameter of 16 bits is trained, or none has 16 bits, or not all."""
+    """None if a parameter of 16 bits is trained, or if no parameter or every one has 16 bits."""
     named = [(n, p) for n, p in parameters if p.is_floating_point()]
     narrow = [p for _, p in named if _is_narrow(p)]
     if not narrow or len(narrow) == len(named) or any(is_dtensor(p) for _, p in named):
         return None
     return None if any(p.requires_grad for p in narrow) else TableWatch(named)
+
+
+def _storage_of(tensor: torch.Tensor) -> int:
+    """Where its memory begins; 0 for a tensor that has none of its own, as under torch.vmap."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except (NotImplementedError, RuntimeError):
+        return 0
+
+
+def _compiled_frames() -> int:
+    """How many functions torch.compile has looked at in this process."""
+    module: Any = sys.modules.get("torch._dynamo.utils")
+    return 0 if module is None else int(module.counters["frames"]["total"])
 
 
 def _is_real(value: Any) -> bool:

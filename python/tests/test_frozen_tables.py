@@ -14,10 +14,16 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import isoshard
 from isoshard import Divergence, Report
 
 Check = Callable[..., Report]
 IDS = torch.randint(0, 50, (8, 7), generator=torch.Generator().manual_seed(1))
+
+
+@torch.compile(backend="eager")
+def _compiled(table: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return table[ids] + table[ids]
 
 
 class Model(nn.Module):
@@ -46,6 +52,8 @@ COPIES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "positions": lambda table, ids: table[: ids.shape[1]].float(),
 }
 COMPUTES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "compiled": lambda table, ids: _compiled(table, ids),
+    "mapped": lambda table, ids: torch.vmap(lambda i: 2 * table.index_select(0, i))(ids),
     "doubled": lambda table, ids: table[ids] + table[ids + 0],
     "in place": lambda table, ids: table[ids].clone().mul_(0.3),
     "whole": lambda table, ids: functional.one_hot(ids, 50).float() @ table.float(),
@@ -64,10 +72,10 @@ def adamw(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW([p for p in parameters if p.requires_grad], lr=1e-2)
 
 
-def judging(check: Check, folder: Path, read: str, *, trains: bool) -> dict[str, Any]:
+def judging(check: Check, folder: Path, read: str, *, trains: bool, steps: int) -> dict[str, Any]:
     """What a right run's reference says about how others are judged."""
     build = functools.partial(Model, read, trains)
-    report = check(build, ddp, mesh="dp=2", batch=IDS, optimizer=adamw, keep=folder)
+    report = check(build, ddp, mesh="dp=2", batch=IDS, optimizer=adamw, steps=steps, keep=folder)
     assert report.conforms, report.text
     manifest = json.loads((folder / "reference" / "manifest.json").read_text())
     said: dict[str, Any] = manifest["settings"]["judging"]
@@ -78,12 +86,12 @@ def judging(check: Check, folder: Path, read: str, *, trains: bool) -> dict[str,
 def test_a_frozen_table_hides_no_factor(
     isoshard_check: Check, tmp_path: Path, read: str
 ) -> None:
-    assert judging(isoshard_check, tmp_path, read, trains=False)["coarsest_dtype"] == "fp32"
+    assert judging(isoshard_check, tmp_path, read, trains=False, steps=2)["coarsest_dtype"] == "fp32"
 
     build = functools.partial(Model, read, False)
     wrong = functools.partial(ddp, factor=1.001)
     with pytest.raises(Divergence, match="first gradient of down.weight"):
-        isoshard_check(build, wrong, mesh="dp=2", batch=IDS, optimizer=adamw)
+        isoshard_check(build, wrong, mesh="dp=2", batch=IDS, optimizer=adamw, steps=2)
 
 
 @pytest.mark.parametrize(
@@ -92,4 +100,16 @@ def test_a_frozen_table_hides_no_factor(
 def test_what_is_rounded_to_16_bits_is_allowed_for(
     isoshard_check: Check, tmp_path: Path, read: str, trains: bool
 ) -> None:
-    assert "coarsest_dtype" not in judging(isoshard_check, tmp_path, read, trains=trains)
+    assert "coarsest_dtype" not in judging(isoshard_check, tmp_path, read, trains=trains, steps=1)
+
+
+def test_no_mode_stays_after_a_recording(tmp_path: Path) -> None:
+    model = Model("index", False)
+    optimizer = adamw(model.parameters())
+    with isoshard.record(tmp_path / "run", model, optimizer, steps=1):
+        for _ in range(3):
+            model(IDS).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    assert torch.overrides._get_current_function_mode_stack() == []
