@@ -279,9 +279,9 @@ def test_8_biases_of_keys_conform_and_others_are_judged(
         for factor in ("1", "1 + 1e-9")
     )
     code, words, said = judged(tmp_path, "--precision", "both", text=right)
-    # With a small eps, noise moves the key biases by a good part of the learning rate: the forward
-    # pass of step 1 shows too little, in both precisions, and nothing is called wrong.
-    weak = dict.fromkeys(BOTH, "vacuous")
+    # With a small eps, native noise moves the key biases by a good part of the learning rate: the
+    # forward pass of step 1 shows too little, and nothing is called wrong.
+    weak = {"native": "vacuous", "float64": "conforms"}
     assert (code, words) == ((0, BOTH) if eps == "1e-8" else (1, weak)), said
     code, words, said = judged(tmp_path, "--precision", "float64", text=wrong)
     assert (code, words) == (1, {"float64": "diverges"}), said
@@ -358,7 +358,7 @@ def test_9_without_a_double_of_an_operation_the_native_verdict_counts(tmp_path: 
     options = ["--precision", "both", "--output-dir", str(keep)]
     code, words, said = judged(tmp_path, *options, before=before)
     assert (code, words) == (0, {"native": "conforms", "float64": "no verdict"}), said
-    assert len(said.split("no verdict")[1].strip().splitlines()) == 1, said
+    assert sum(line.startswith(" ") for line in said.splitlines()) == 0, said  # no note of float64
     assert [o["code"] for o in kept(keep)] == [0, None]
     assert "quantize_per_tensor" in kept(keep)[1]["why"]
     caught = f"try: {before}\n    except RuntimeError: pass"
