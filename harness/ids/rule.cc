@@ -25,14 +25,12 @@ constexpr auto kRules = [] {
        "A reference without records cannot show that a run is right."},
       {kNothingCompared, "nothing_compared",
        "no finite tensor was compared: leave less out (--only, --not-recorded), and judge steps "
-       "whose "
-       "numbers are finite",
+       "whose numbers are finite",
        "A verdict that compared nothing proves nothing. It is vacuous, and not a pass."},
       {kReferenceNotFinite, "reference_not_finite",
        "the reference has {nans} NaN and {infinities} infinities of {elements} numbers in "
        "{tensor}: nothing can be said of a run from there on. Judge the steps before it, or lower "
-       "the "
-       "learning rate or the loss scale until its numbers are finite",
+       "the learning rate or the loss scale until its numbers are finite",
        "Any run agrees with a NaN, so a reference that is not finite outside of a skipped step "
        "cannot judge what follows."},
       {kResponseMissing, "response_missing",
@@ -41,14 +39,12 @@ constexpr auto kRules = [] {
        "each tensor. Without one, no error can be called small."},
       {kBiasMissing, "bias_of_sum_missing",
        "the reference does not say what is added to {tensor}: record the parameters that the "
-       "reference "
-       "begins with, too, or leave the tensor out of the run",
+       "reference begins with, too, or leave the tensor out of the run",
        "Summands of a module's output are compared with the output without its bias. Where the "
        "reference does not record the bias, their sum has nothing to be compared with."},
       {kBiasDoesNotFit, "bias_of_sum_does_not_fit",
        "{tensor} has no number for each column of the sum: record the bias as the module adds it, "
-       "or "
-       "leave the sum out of the run",
+       "or leave the sum out of the run",
        "Summands of a module's output are compared with the output without its bias, which must "
        "have one number for each column."},
       {kNotJudgeable, "not_judgeable", "{problem}: record both runs again, with whole tensors",
@@ -103,9 +99,8 @@ constexpr auto kRules = [] {
        "An Adam step of a gradient that is noise has a random sign, so a mask leaves it out. Too "
        "large a mask would leave the optimizer unjudged."},
       {kTooManyInsensitive, "too_many_insensitive",
-       "{insensitive:.3g} % of the elements of all gradients are in tensors below twice their "
-       "own response, at most {most:.3g} % may be. Judge in float64, where roundings are smaller, "
-       "or "
+       "{insensitive:.3g} % of the elements of all gradients are in tensors below twice their own "
+       "response, at most {most:.3g} % may be. Judge in float64, where roundings are smaller, or "
        "with more samples",
        "A gradient that is no larger than what roundings make of it is judged by its absolute "
        "error alone. If most gradients are, the run shows too little."},
@@ -127,8 +122,7 @@ constexpr auto kRules = [] {
        "The mesh says how many parts a whole has, so it must be that of the settings."},
       {kMasksMissing, "masks_missing",
        "{dropout} is {p:g}, and the bundle holds no masks, without which a run that draws others "
-       "looks "
-       "wrong; record them (kind mask), or set the dropout to 0",
+       "looks wrong; record them (kind mask), or set the dropout to 0",
        "Two runs with dropout agree only if they draw the same masks, so the trusted run must "
        "show its own."},
       {kGradientScalesDiffer, "gradient_scales_differ",
@@ -351,8 +345,7 @@ constexpr auto kRules = [] {
        "Runs that begin at different steps are compared from different weights."},
       {kCurveSettingsDiffer, "curve_settings_differ",
        "{reference} and {actual} ran with different settings, so their curves cannot be expected "
-       "to "
-       "agree (allow it with --allow-different-settings); reference is the first, actual the "
+       "to agree (allow it with --allow-different-settings); reference is the first, actual the "
        "second:\n  {differences}",
        "Another learning rate or seed is another training, with another curve."},
   });
