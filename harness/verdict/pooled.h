@@ -16,8 +16,8 @@ namespace isoshard {
 inline constexpr double kFalseAlarmOfAll = 1e-6;
 inline constexpr double kFalseAlarmOfPool = 1e-8;
 
-/// A pool and its signal-to-noise ratio: the sum of its elements' errors over the root of the sum of
-/// their squares. It is seldom above a few roots where errors have no common factor or sign.
+/// A pool and its signal-to-noise ratio: the sum of its elements' errors over the root of the sum
+/// of their squares. It is seldom above a few roots where errors have no common factor or sign.
 struct JudgedPool : PooledComparison {
   double scale_roots = 0, shift_roots = 0;
 };
