@@ -244,6 +244,10 @@ class Driver:
                     f"--reference must be another folder than the judged run's, got "
                     f"{options.reference}. Give another --output-dir."
                 )
+            from ._bundle import checked, read_manifest
+
+            with checked(options.reference):  # before a run is spent on it
+                read_manifest(options.reference)
 
     def require_script(self) -> None:
         """Raises where a launcher that is known would start a script that does not exist."""
