@@ -34,8 +34,7 @@ struct JudgedPool : PooledComparison {
 
 /// One for each step and kind of tensors with a pool outside its bounds: the broadest one that
 /// is off by nearly as much as the one that is farthest outside. Sorted as `pools`. A pool of one
-/// number, such as the loss, has its offset and its factor as alternatives: any error of it is
-/// both.
+/// number, such as the loss, has its offset and its factor as alternatives: any error is both.
 /// Other pools have a factor or a shift as their cause if noise of the size of their errors makes
 /// one as large with a chance of at most 2^-10.
 [[nodiscard]] std::vector<Finding> pooled_findings(const std::vector<JudgedPool>& pools,

@@ -29,8 +29,8 @@ bool is_outside_by_scale(const JudgedPool& p) {
   return !p.allowed_scale.holds(p.scale);
 }
 
-/// Whether `broad` is `part`, or has its tensors. A pool of one rank's
-/// tensors is contained only in the pool of all.
+/// Whether `broad` is `part`, or has its tensors. A pool of one rank's tensors is contained only in
+/// the pool of all.
 bool contains(const JudgedPool& broad, const JudgedPool& part) {
   if (broad.pool == PoolOf::kAll || broad.name == part.name) return true;
   const bool is_group = broad.pool == PoolOf::kLayer || broad.pool == PoolOf::kClass;

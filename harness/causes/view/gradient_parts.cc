@@ -17,7 +17,7 @@ struct Use {
   std::string module, input;
 };
 
-/// What may be a module's input.
+/// An activation that may be a module's input.
 struct Input {
   Values values;  ///< undefined for none
   bool is_floating = false;
@@ -139,7 +139,7 @@ class GradientParts {
     return {Axis::kWorld, 1};
   }
 
-  /// What some samples add to the gradient, as the probes see it; undefined if the shapes do not
+  /// The gradient that some samples contribute, at the probes; undefined if the shapes do not
   /// fit.
   Values piece(const Input& input, const Values& dy) const {
     const Values rows = dy.rows();
@@ -161,8 +161,8 @@ class GradientParts {
     return {};
   }
 
-  /// Of a bias the sum of dY, of a norm's weight that of dY times what it scales, which is the
-  /// module's output without bias and weight.
+  /// The gradient of a bias is the sum of dY. That of a norm's weight is the sum of dY times the
+  /// normalized input, which is the module's output without bias and weight.
   Values vector_piece(const Input& output, const Values& rows) const {
     if (!output.values.defined()) return rows.sum(0);
     const Values weight = e_.parameter_read(module_ + ".weight"),
@@ -186,7 +186,7 @@ class GradientParts {
     return {{count, kProbes}, std::move(sums)};
   }
 
-  /// What one use adds, by slices of the samples of a micro-batch; empty if the shapes do not fit.
+  /// The gradient of one use by slices of a micro-batch's samples; empty if the shapes do not fit.
   std::vector<Values> slices_of(const Use& use, int m, int slices) const {
     const Values dy = output_gradient(use.module, m);
     Input input;

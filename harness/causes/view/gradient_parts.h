@@ -31,7 +31,7 @@ struct Summands {
   std::vector<std::pair<std::string, Values>> uses = {};
   Values probes = {};  ///< columns P; undefined for a vector, which is seen as it is
 
-  /// What a rank holds of the gradient, as the probes see it.
+  /// A rank's part of the gradient, at the probes.
   [[nodiscard]] Values seen(const View& view) const;
 };
 

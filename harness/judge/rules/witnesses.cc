@@ -125,8 +125,7 @@ class WitnessSearch {
     Pairs pairs(axis.degree);
     std::map<std::vector<bool>, std::string> absences;
     for (const auto& [key, held] : held_) {
-      witness.alike = pairs.alike();
-      if (!witness.alike.has_value()) break;
+      if (!pairs.alike().has_value()) break;
       if (!may_be_witness(*held.front().record, axis.axis)) continue;
       if (needs_samples && !is_of_samples(*held.front().record)) continue;
       if (!has_evidence(held) || is_without_effect(key)) continue;

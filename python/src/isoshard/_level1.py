@@ -126,8 +126,9 @@ def record(
         at_steps=at_steps,
     )
     is_compared = keep == "what_differs"
-    has_use = is_compared or perturb is not None
-    if keep not in ("everything", "what_differs") or not is_compared <= bool(reference) <= has_use:
+    is_unused = bool(reference) and not is_compared and perturb is None
+    is_missing = is_compared and not reference
+    if keep not in ("everything", "what_differs") or is_unused or is_missing:
         raise UsageError(
             'keep must be "everything", or "what_differs" with the reference= to compare with, got '
             f"{keep!r} and {reference!r}."
