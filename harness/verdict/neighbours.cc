@@ -94,7 +94,9 @@ double error_of_step(const Reference& reference, const RecordKey& key, double k,
 
 double error_of_neighbours(const Reference& reference, const RecordKey& key, double k,
                            Dtype coarsest) {
-  if (size_of(coarsest) == 2) return 0;
+  if (size_of(coarsest) == 2)
+    return std::min(error_of_few_elements(reference, key, k, coarsest),
+                    scale_ceiling(key, coarsest));
   const double error = std::max({error_of_few_elements(reference, key, k, coarsest),
                                  error_of_summed_rows(reference, key, k, coarsest),
                                  error_of_state(reference, key, k, coarsest),
@@ -107,7 +109,7 @@ double error_of_few_elements(const Reference& reference, const RecordKey& key, d
   constexpr double kFew = 15;            // few_elements_factor is 1 from there on
   constexpr double kLargestLogit = 128;  // outputs beyond are no logits of a softmax
   const Response* const response = reference.response(key);
-  if (size_of(coarsest) == 2 || key.kind == RecordKind::kScalar || response == nullptr) return 0;
+  if (key.kind == RecordKind::kScalar || response == nullptr) return 0;
   const bool is_gradient = key.kind == RecordKind::kGrad || key.kind == RecordKind::kActivationGrad;
   // An activation that a few large elements rule is still judged as a whole.
   const Record* const record = reference.find(key);
@@ -116,7 +118,8 @@ double error_of_few_elements(const Reference& reference, const RecordKey& key, d
   double elements = elements_of_norm(*response), of_logits = 0;
   const Record* const begin = reference.begin_of_backward(key.step);
   const Response* const first = begin == nullptr ? nullptr : reference.response(begin->key);
-  if (is_gradient && first != nullptr && elements_of_norm(*first) < kFew) {
+  // 16-bit floats are computed in fp32: there the roundings of a softmax are below the result's.
+  if (size_of(coarsest) > 2 && is_gradient && first != nullptr && elements_of_norm(*first) < kFew) {
     elements = std::min(elements, elements_of_norm(*first));
     const Response* const logits = reference.response(output_of(*begin));
     if (logits != nullptr && logits->reference_max_abs <= kLargestLogit)

@@ -214,7 +214,21 @@ TEST(ErrorOfSummedRows, IsTheErrorOfTheRowsOverTheNormOfTheirSum) {
   EXPECT_EQ(
       error_of_summed_rows(reference, {0, RecordKind::kGrad, "head.weight", 0}, 3, Dtype::kFloat32),
       0);
-  EXPECT_EQ(error(RecordKind::kGrad, "head.bias", Dtype::kBFloat16), 0);
+  EXPECT_EQ(
+      error_of_summed_rows(reference, {0, RecordKind::kGrad, "head.bias", 0}, 3, Dtype::kBFloat16),
+      0);
+}
+
+TEST(ErrorOfFewElements, IsThatOfTheTensorItselfInSixteenBits) {
+  const Reference reference = reference_of(Head());
+  const RecordKey bias{0, RecordKind::kGrad, "head.bias", 0};
+  const Response& response = *reference.response(bias);
+  const double peak = response.reference_max_abs / response.reference_norm;
+  const double few = few_elements_factor(std::llround(1 / (peak * peak)));
+  ASSERT_GT(few, 1.1);
+
+  EXPECT_DOUBLE_EQ(error_of_neighbours(reference, bias, 3, Dtype::kBFloat16),
+                   3 * few * response.relative_error);
 }
 
 TEST(ErrorOfSummedRows, ABiasConformsWithinItAndDivergesOutside) {

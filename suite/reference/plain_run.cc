@@ -8,7 +8,9 @@
 #include <algorithm>
 #include <bit>
 #include <map>
+#include <optional>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -26,40 +28,58 @@
 namespace isoshard {
 namespace {
 
-bool is_of_parameters(const Site& site) {
+bool depends_on_factor(const Site& site) {
   const NameRole role = parse_record_name(site.kind, site.name).role;
-  return site.kind == RecordKind::kParam || site.kind == RecordKind::kGrad ||
-         site.kind == RecordKind::kOptimizer || role == NameRole::kGradNorm ||
-         role == NameRole::kLearningRate || role == NameRole::kLossScale ||
-         role == NameRole::kFoundInf;
+  return site.kind == RecordKind::kGrad || role == NameRole::kLoss ||
+         role == NameRole::kLossBackward;
 }
 
-class OfGradientsScaled final : public Sink {
+/// Passes on what a run with `factor` times the loss records, as the reference records it.
+class OfScaledLoss final : public Sink {
  public:
-  enum class Activations : std::uint8_t { kLeftOut, kTheirGradients };
-  /// `groups`: forward passes that one micro-batch is taken in.
-  OfGradientsScaled(Sink& recorder, double factor, Activations activations, int groups = 1)
-      : recorder_(&recorder), factor_(factor), activations_(activations), groups_(groups) {}
+  /// `groups`: forward passes that one micro-batch is taken in, each with the next samples.
+  OfScaledLoss(Sink& recorder, double factor, int groups = 1)
+      : recorder_(&recorder), factor_(factor), groups_(static_cast<std::size_t>(groups)) {}
   void begin_step(int step) override {
     sums_.clear();
     recorder_->begin_step(step);
   }
-  at::Tensor on_activation(const Site&, at::Tensor value) override { return value; }
+  at::Tensor on_activation(const Site& site, at::Tensor value) override {
+    if (const std::optional<Site> whole = joined(site, value))
+      (void)recorder_->on_activation(*whole, at::cat(std::exchange(parts_[key_of(site)], {})));
+    return value;
+  }
   at::Tensor on_activation_grad(const Site& site, at::Tensor gradient) override {
-    return activations_ == Activations::kLeftOut
-               ? gradient
-               : recorder_->on_activation_grad(scaled(site), std::move(gradient));
+    if (const std::optional<Site> whole = joined(site, gradient))
+      (void)recorder_->on_activation_grad(scaled(*whole),
+                                          at::cat(std::exchange(parts_[key_of(site)], {})));
+    return gradient;
   }
   void on_record(const Site& site, const at::Tensor& value) override {
-    if (!is_of_parameters(site)) return;
+    // data and masks are those of the forward passes
+    if (site.kind == RecordKind::kDataId || site.kind == RecordKind::kMask) return;
     // the sums of all ranks, at the end of a micro-batch
     if (parse_record_name(site.kind, site.name).role == NameRole::kMicroBatch &&
         ++sums_[site.name] % groups_ != 0)
       return;
-    recorder_->on_record(site.kind == RecordKind::kGrad ? scaled(site) : site, value);
+    recorder_->on_record(depends_on_factor(site) ? scaled(site) : site, value);
   }
 
  private:
+  using Key = std::tuple<RecordKind, std::string, bool>;
+
+  static Key key_of(const Site& site) { return {site.kind, site.name, site.recomputed}; }
+  /// The site of the whole micro-batch, once all of it was seen.
+  std::optional<Site> joined(const Site& site, const at::Tensor& value) {
+    std::vector<at::Tensor>& parts = parts_[key_of(site)];
+    parts.push_back(value.detach().clone());  // the loss may overwrite logits
+    if (parts.size() < groups_) return std::nullopt;
+    Site whole = site;
+    std::int64_t samples = 0;
+    for (const at::Tensor& part : parts) samples += part.size(0);
+    whole.layout.global_shape.at(0) = samples;
+    return whole;
+  }
   Site scaled(Site site) const {
     site.grad_scale *= factor_;
     return site;
@@ -67,37 +87,9 @@ class OfGradientsScaled final : public Sink {
 
   Sink* recorder_;
   double factor_;
-  Activations activations_;
-  int groups_;
-  std::map<std::string, int> sums_;  ///< between forward passes, in this step
-};
-
-// Means of ranks are made of samples in the order of ranks; these come micro-batch by micro-batch.
-class WeightsOfRanks final : public LossNormalizer {
- public:
-  WeightsOfRanks(std::unique_ptr<LossNormalizer> inner, int micro_batches, int ranks)
-      : inner_(std::move(inner)),
-        micro_batches_(static_cast<std::size_t>(micro_batches)),
-        ranks_(static_cast<std::size_t>(ranks)) {}
-  std::vector<double> weights(std::span<const std::int64_t> counts) override {
-    const std::size_t size = counts.size() / (micro_batches_ * ranks_);
-    std::vector<std::size_t> places;
-    for (std::size_t rank = 0; rank < ranks_; ++rank) {
-      for (std::size_t m = 0; m < micro_batches_; ++m) {
-        for (std::size_t i = 0; i < size; ++i) places.push_back((m * ranks_ + rank) * size + i);
-      }
-    }
-    std::vector<std::int64_t> of_ranks;
-    for (const std::size_t place : places) of_ranks.push_back(counts[place]);
-    const std::vector<double> weights = inner_->weights(of_ranks);
-    std::vector<double> result(weights.size());
-    for (std::size_t i = 0; i < places.size(); ++i) result[places[i]] = weights[i];
-    return result;
-  }
-
- private:
-  std::unique_ptr<LossNormalizer> inner_;
-  std::size_t micro_batches_, ranks_;
+  std::size_t groups_;
+  std::map<std::string, std::size_t> sums_;  ///< between forward passes, in this step
+  std::map<Key, std::vector<at::Tensor>> parts_;
 };
 
 class ScaledWeights final : public LossNormalizer {
@@ -212,15 +204,12 @@ PlainRun regrouped_run(const Case& c, const CaseData& data,
     return batches;
   };
   const int groups = c.degrees.dp;
-  run.edit = [groups, &c](TrainerParts& parts) {
-    parts.num_loss_groups = 1;  // each forward pass has the samples of one rank
-    parts.loss_normalizer =
-        std::make_unique<WeightsOfRanks>(std::move(parts.loss_normalizer), c.micro_batches, groups);
+  run.edit = [groups](TrainerParts& parts) {
+    parts.takes_turns = true;
     scale(parts, groups);
   };
   run.between = [groups](Sink& recorder) {
-    return std::make_unique<OfGradientsScaled>(recorder, groups,
-                                               OfGradientsScaled::Activations::kLeftOut, groups);
+    return std::make_unique<OfScaledLoss>(recorder, groups, groups);
   };
   return run;
 }
@@ -231,8 +220,7 @@ PlainRun scaled_run(const Case& c, const CaseData& data,
   const double factor = c.degrees.dp;
   run.edit = [factor](TrainerParts& parts) { scale(parts, factor); };
   run.between = [factor](Sink& recorder) {
-    return std::make_unique<OfGradientsScaled>(recorder, factor,
-                                               OfGradientsScaled::Activations::kTheirGradients);
+    return std::make_unique<OfScaledLoss>(recorder, factor);
   };
   return run;
 }

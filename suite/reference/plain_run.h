@@ -30,8 +30,9 @@ struct PlainRun {
 
 /// What dp ranks do, one after the other: the same samples in one forward for each rank and
 /// micro-batch, with the loss times dp, gradients added up and divided by dp where they are used.
-/// Recorded are parameters' gradients, with that factor as their grad_scale, and what follows from
-/// them.
+/// Everything is recorded but data and masks: activations as those of the whole micro-batch,
+/// gradients and losses with that factor as their grad_scale. After a step, activations show how
+/// far such gradients move the forward pass.
 ///
 /// How a long sum rounds depends on how many tokens one call has: where the addends cancel (biases)
 /// by much of the result. Some kernels add in the tensor's own dtype (embedding, LayerNorm): in 16
@@ -40,8 +41,7 @@ struct PlainRun {
 [[nodiscard]] PlainRun regrouped_run(const Case& c, const CaseData& data,
                                      std::shared_ptr<const WeightSource> weights);
 
-/// The global batch in one forward with the loss times dp. Recorded as before, and gradients of
-/// activations.
+/// The global batch in one forward with the loss times dp. Recorded as before.
 ///
 /// In fp16 small gradients are subnormal or lost, and how many depends on the factor. In every
 /// dtype a factor that is no power of two rounds, and rounds alike in all tokens; with label

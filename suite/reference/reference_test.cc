@@ -150,16 +150,12 @@ TEST(PlainRunVariants, ComputeTheStepOfTheUnshardedProcess) {
   const auto pieces = [](const Case& c, const CaseData& data) {
     return pieces_run(c, data, case_weights(c));
   };
-  struct Variant {
-    std::function<PlainRun(const Case&, const CaseData&)> run;
-    bool has_activation_gradients;
-  };
   for (const LossMean mean : {LossMean::kGlobal, LossMean::kLocal, LossMean::kSum}) {
-    for (const Variant& variant :
-         {Variant{regrouped, false}, Variant{scaled, true}, Variant{pieces, true}}) {
+    for (const std::function<PlainRun(const Case&, const CaseData&)>& variant :
+         {std::function<PlainRun(const Case&, const CaseData&)>(regrouped), {scaled}, {pieces}}) {
       const auto of = [&](Case c) {
         c.settings.loss_mean = mean;
-        return movement(c, [&](const CaseData& data) { return variant.run(c, data); });
+        return movement(c, [&](const CaseData& data) { return variant(c, data); });
       };
       int gradients = 0, activation_gradients = 0;
       for (const auto& [key, response] : of(uneven_ranks(Dtype::kFloat64))) {
@@ -168,7 +164,7 @@ TEST(PlainRunVariants, ComputeTheStepOfTheUnshardedProcess) {
         activation_gradients += key.kind == RecordKind::kActivationGrad ? 1 : 0;
       }
       EXPECT_GT(gradients, 20);
-      EXPECT_EQ(activation_gradients > 20, variant.has_activation_gradients);
+      EXPECT_GT(activation_gradients, 20);
       double largest = 0;
       for (const auto& [key, response] : of(uneven_ranks(Dtype::kFloat32)))
         largest = std::max(largest, response.relative_error);

@@ -64,6 +64,8 @@ struct TrainerParts {
   double label_smoothing = 0;
   /// The number of dp ranks that this rank's samples stand for; more than 1 in the reference only.
   int num_loss_groups = 1;
+  /// A forward pass has the samples of one of those dp ranks, in turn, and not of each.
+  bool takes_turns = false;
   Dtype dtype = Dtype::kFloat32;      ///< of the parameters, and so of the computation
   std::optional<Dtype> autocast;      ///< forward runs under autocast of this dtype
   std::optional<Dtype> output_dtype;  ///< logits are converted to it before the loss
