@@ -94,13 +94,12 @@ double error_of_step(const Reference& reference, const RecordKey& key, double k,
 
 double error_of_neighbours(const Reference& reference, const RecordKey& key, double k,
                            Dtype coarsest) {
-  if (size_of(coarsest) == 2)
-    return std::min(error_of_few_elements(reference, key, k, coarsest),
-                    scale_ceiling(key, coarsest));
-  const double error = std::max({error_of_few_elements(reference, key, k, coarsest),
-                                 error_of_summed_rows(reference, key, k, coarsest),
-                                 error_of_state(reference, key, k, coarsest),
-                                 error_of_step(reference, key, k, coarsest)});
+  double error = error_of_few_elements(reference, key, k, coarsest);
+  if (size_of(coarsest) > 2) {
+    error = std::max({error, error_of_summed_rows(reference, key, k, coarsest),
+                      error_of_state(reference, key, k, coarsest),
+                      error_of_step(reference, key, k, coarsest)});
+  }
   return std::min(error, scale_ceiling(key, coarsest));
 }
 
@@ -115,6 +114,8 @@ double error_of_few_elements(const Reference& reference, const RecordKey& key, d
   const Record* const record = reference.find(key);
   const bool is_small = record != nullptr && numel_of(record->layout.global_shape) < kFew;
   if (!is_gradient && state_of(key).empty() && !is_small) return 0;
+  // In 16 bits squares have the bound of their gradients, which is wide already.
+  if (size_of(coarsest) == 2 && (!is_small || is_second_moment(key))) return 0;
   double elements = elements_of_norm(*response), of_logits = 0;
   const Record* const begin = reference.begin_of_backward(key.step);
   const Response* const first = begin == nullptr ? nullptr : reference.response(begin->key);

@@ -38,7 +38,8 @@ namespace isoshard {
 /// The relative error that few independent elements may have, of which responses say little. All
 /// gradients of a step are multiples of what its backward pass begins with: where that is one
 /// number, one rounding moves all of them. A softmax makes an absolute error of logits a relative
-/// one of that gradient. In 16 bits the elements of the tensor itself count alone.
+/// one of that gradient. In 16 bits only tensors of few elements, no squares, and only their own
+/// elements.
 [[nodiscard]] double error_of_few_elements(const Reference& reference, const RecordKey& key,
                                            double k, Dtype coarsest);
 

@@ -192,7 +192,9 @@ class Pools {
         (s.numel == 1 &&
          are_rounded_to(policy_.coarsest, number_of(reference_.tensor(t.key)), found->second));
     const Dtype rounded = has_last_rounding ? policy_.coarsest : Dtype::kFloat32;
-    item.least_var = std::pow(unit_roundoff(rounded) / 2, 2) * s.sum_sq_reference;
+    // of an element, half of what its last rounding may be: subnormal ones round alike
+    item.least_var = std::pow(unit_roundoff(rounded) / 2, 2) * s.sum_sq_reference +
+                     std::pow(least_positive(rounded) / 4, 2) * numel;
     return item;
   }
 

@@ -11,6 +11,7 @@
 #include <cmath>
 
 #include "harness/judge/judge.h"
+#include "harness/stats/tolerance.h"
 #include "harness/testing/is_cause.h"
 #include "harness/testing/said_matchers.h"
 #include "harness/testing/synthetic.h"
@@ -171,6 +172,35 @@ TEST(PooledNumbers, OfSixteenBitsMayBeTheNextOne) {
   EXPECT_EQ(status(5.5, 5.5, 5.5 + 4 * kUlp), Status::kDiverges);
   EXPECT_EQ(status(5.501, 5.501, 5.501 + kUlp), Status::kDiverges) << "the reference has more bits";
   EXPECT_EQ(status(5.5, 5.5001, 5.5 + kUlp), Status::kDiverges) << "a redrawn run has more bits";
+}
+
+// Redrawn runs may turn the rounding of no subnormal number; a correct run may turn that of one.
+TEST(Pooled, ASubnormalNumberMayBeTheNextOne) {
+  constexpr int kNumel = 16;
+  const double quantum = least_positive(Dtype::kBFloat16);
+  // `up` elements are the next number, from element `first` on.
+  const auto numbers = [&](int up, int first) -> Body {
+    return [=](Sink& sink, int) {
+      at::Tensor value = at::arange(1, 1 + kNumel, at::kDouble);
+      value.slice(0, first, first + up) += 1;
+      sink.on_record(site(RecordKind::kGrad, "w", layout_of({kNumel})),
+                     (value * quantum).to(at::kFloat).to(at::kBFloat16));
+    };
+  };
+  Reference reference = synthetic::reference(
+      numbers(0, 0), [&](int i) { return numbers(kNumel / 2, 4 * i % kNumel); }, 3, policy());
+  for (int i = 0; i < kRuns; ++i)
+    reference.add_redrawn(run(MeshShape(), &reference, numbers(0, 0), Keep::kNothing, policy(),
+                              RunPurpose::kResponse));
+  const auto status = [&](int up) {
+    return judge(reference,
+                 run(MeshShape(), &reference, numbers(up, 0), Keep::kWhatDiffers, policy()),
+                 policy())
+        .status;
+  };
+
+  EXPECT_NE(status(1), Status::kDiverges);
+  EXPECT_EQ(status(kNumel), Status::kDiverges);
 }
 
 TEST(Pooled, WithoutRedrawnRunsNothingIsPooledAndTheVerdictSaysSo) {
