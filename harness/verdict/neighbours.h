@@ -24,8 +24,8 @@ namespace isoshard {
 [[nodiscard]] double error_of_squares(const Reference& reference, const RecordKey& key, double k,
                                       Dtype coarsest);
 
-/// In fp32 and fp64, the relative Frobenius error that the tensors which feed this one may make of
-/// it, at most the ceiling of a scale error; 0 where nothing is known. In 16 bits the first alone:
+/// The relative Frobenius error that the tensors which feed this one may make of it, at most the
+/// ceiling of a scale error; 0 where nothing is known. In 16 bits the first of these alone:
 /// - tensors and gradients of few independent elements (`error_of_few_elements`);
 /// - the gradient of a bias, which is a sum over rows (`error_of_summed_rows`);
 /// - states of the optimizer that are linear in gradients: the relative error of each step's
@@ -38,8 +38,8 @@ namespace isoshard {
 /// The relative error that few independent elements may have, of which responses say little. All
 /// gradients of a step are multiples of what its backward pass begins with: where that is one
 /// number, one rounding moves all of them. A softmax makes an absolute error of logits a relative
-/// one of that gradient. In 16 bits only tensors of few elements, no squares, and only their own
-/// elements.
+/// one of that gradient. In 16 bits it is 0 but for tensors of fewer than 15 elements that are no
+/// squares, and only their own elements count.
 [[nodiscard]] double error_of_few_elements(const Reference& reference, const RecordKey& key,
                                            double k, Dtype coarsest);
 

@@ -229,6 +229,9 @@ TEST(ErrorOfFewElements, IsThatOfTheTensorItselfInSixteenBits) {
 
   EXPECT_DOUBLE_EQ(error_of_neighbours(reference, bias, 3, Dtype::kBFloat16),
                    3 * few * response.relative_error);
+  EXPECT_EQ(error_of_neighbours(reference, {0, RecordKind::kOptimizer, "head.bias.exp_avg_sq", 0},
+                                3, Dtype::kBFloat16),
+            0);
 }
 
 TEST(ErrorOfSummedRows, ABiasConformsWithinItAndDivergesOutside) {

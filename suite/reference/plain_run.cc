@@ -37,7 +37,8 @@ bool depends_on_factor(const Site& site) {
 /// Passes on what a run with `factor` times the loss records, as the reference records it.
 class OfScaledLoss final : public Sink {
  public:
-  /// `groups`: forward passes that one micro-batch is taken in, each with the next samples.
+  /// `groups`: forward passes that one micro-batch is taken in, each with the next samples. A pass
+  /// visits a site once at most.
   OfScaledLoss(Sink& recorder, double factor, int groups = 1)
       : recorder_(&recorder), factor_(factor), groups_(static_cast<std::size_t>(groups)) {}
   void begin_step(int step) override {
@@ -45,14 +46,13 @@ class OfScaledLoss final : public Sink {
     recorder_->begin_step(step);
   }
   at::Tensor on_activation(const Site& site, at::Tensor value) override {
-    if (const std::optional<Site> whole = joined(site, value))
-      (void)recorder_->on_activation(*whole, at::cat(std::exchange(parts_[key_of(site)], {})));
+    if (const std::optional<Joined> whole = joined(site, value))
+      (void)recorder_->on_activation(whole->site, whole->value);
     return value;
   }
   at::Tensor on_activation_grad(const Site& site, at::Tensor gradient) override {
-    if (const std::optional<Site> whole = joined(site, gradient))
-      (void)recorder_->on_activation_grad(scaled(*whole),
-                                          at::cat(std::exchange(parts_[key_of(site)], {})));
+    if (const std::optional<Joined> whole = joined(site, gradient))
+      (void)recorder_->on_activation_grad(scaled(whole->site), whole->value);
     return gradient;
   }
   void on_record(const Site& site, const at::Tensor& value) override {
@@ -66,18 +66,19 @@ class OfScaledLoss final : public Sink {
   }
 
  private:
-  using Key = std::tuple<RecordKind, std::string, bool>;
+  struct Joined {
+    Site site;
+    at::Tensor value;
+  };
 
-  static Key key_of(const Site& site) { return {site.kind, site.name, site.recomputed}; }
-  /// The site of the whole micro-batch, once all of it was seen.
-  std::optional<Site> joined(const Site& site, const at::Tensor& value) {
-    std::vector<at::Tensor>& parts = parts_[key_of(site)];
+  /// That of the whole micro-batch, once all of it was seen.
+  std::optional<Joined> joined(const Site& site, const at::Tensor& value) {
+    if (groups_ == 1) return Joined{site, value};
+    std::vector<at::Tensor>& parts = parts_[{site.kind, site.name, site.recomputed}];
     parts.push_back(value.detach().clone());  // the loss may overwrite logits
     if (parts.size() < groups_) return std::nullopt;
-    Site whole = site;
-    std::int64_t samples = 0;
-    for (const at::Tensor& part : parts) samples += part.size(0);
-    whole.layout.global_shape.at(0) = samples;
+    Joined whole{site, at::cat(std::exchange(parts, {}))};
+    whole.site.layout.global_shape.at(0) = whole.value.size(0);
     return whole;
   }
   Site scaled(Site site) const {
@@ -89,7 +90,7 @@ class OfScaledLoss final : public Sink {
   double factor_;
   std::size_t groups_;
   std::map<std::string, std::size_t> sums_;  ///< between forward passes, in this step
-  std::map<Key, std::vector<at::Tensor>> parts_;
+  std::map<std::tuple<RecordKind, std::string, bool>, std::vector<at::Tensor>> parts_;
 };
 
 class ScaledWeights final : public LossNormalizer {

@@ -187,21 +187,16 @@ Trainer::LossSums Trainer::weigh(std::span<const at::Tensor> targets) const {
   const auto num_groups = static_cast<std::size_t>(parts_.num_loss_groups);
   for (std::size_t group = 0; group < num_groups; ++group) {
     for (std::size_t m = 0; m < counts.size(); ++m) {
-      if (parts_.takes_turns) {
-        if (m % num_groups != group) continue;
-        for (const std::int64_t count : counts[m]) {
-          sums.places[m].push_back(sums.counts.size());
-          sums.counts.push_back(count);
-        }
-        continue;
-      }
-      if (counts[m].size() % num_groups != 0) {
+      if (parts_.takes_turns && m % num_groups != group) continue;
+      const std::size_t num_sharers = parts_.takes_turns ? 1 : num_groups;
+      if (counts[m].size() % num_sharers != 0) {
         throw UsageError(fmt::format(
             "the samples of micro-batch {} must be divisible by the {} dp ranks, got {}", m,
             num_groups, counts[m].size()));
       }
-      const std::size_t size = counts[m].size() / num_groups;
-      for (std::size_t i = group * size; i < (group + 1) * size; ++i) {
+      const std::size_t size = counts[m].size() / num_sharers;
+      const std::size_t first = parts_.takes_turns ? 0 : group * size;
+      for (std::size_t i = first; i < first + size; ++i) {
         sums.places[m].push_back(sums.counts.size());
         sums.counts.push_back(counts[m][i]);
       }
