@@ -166,18 +166,30 @@ std::map<Sample, int> known_samples(const Evidence& e, int step) {
   }
 }
 
-/// Whether a quarter of the tokens are those of the other sample, at the same places or all as many
-/// places further on.
+/// Whether a quarter of the tokens, and at least 4, are those of the other sample, at the same
+/// places or all as many places further on. Fewer tokens are often alike by chance.
 bool resembles_tokens(const Sample& sample, const Sample& other) {
+  constexpr std::int64_t kLeast = 4;
   const auto length = std::ssize(sample);
+  const std::int64_t enough = std::min(length, std::max(kLeast, (length + 3) / 4));
   for (std::int64_t shift = 1 - length; shift < length; ++shift) {
     std::int64_t alike = 0;
     for (std::int64_t i = std::max<std::int64_t>(0, shift); i < std::min(length, length + shift);
          ++i)
       alike += sample[static_cast<std::size_t>(i)] == other[static_cast<std::size_t>(i - shift)];
-    if (4 * alike >= length) return true;
+    if (alike >= enough) return true;
   }
   return false;
+}
+
+/// Whether three quarters of the tokens differ from those of the other sample by one number.
+bool has_offset_from(const Sample& sample, const Sample& other) {
+  std::map<double, std::int64_t> differences;
+  for (std::size_t i = 0; i < std::min(sample.size(), other.size()); ++i)
+    ++differences[sample[i] - other[i]];
+  return std::ranges::any_of(differences, [&](const auto& difference) {
+    return 4 * difference.second >= 3 * std::ssize(sample);
+  });
 }
 
 /// Whether numbers are nearly a multiple of others, but for an offset.
@@ -244,13 +256,13 @@ Cause cause_in_samples(const Evidence& e) {
       const int step = step_of(sample);
       own.steps.insert(step);
       if (step >= 0) continue;
-      const bool is_changed =
-          is_of_numbers
-              ? resembles_numbers(sample,
-                                  right[static_cast<std::size_t>(box->global_offset[0]) + i],
-                                  e.wanted.dtype)
-              : std::ranges::any_of(
-                    right, [&](const Sample& other) { return resembles_tokens(sample, other); });
+      const Sample& at_its_place = right[static_cast<std::size_t>(box->global_offset[0]) + i];
+      const bool is_changed = is_of_numbers
+                                  ? resembles_numbers(sample, at_its_place, e.wanted.dtype)
+                                  : has_offset_from(sample, at_its_place) ||
+                                        std::ranges::any_of(right, [&](const Sample& other) {
+                                          return resembles_tokens(sample, other);
+                                        });
       if (is_changed) return {};
     }
     if (foreign == 0) continue;

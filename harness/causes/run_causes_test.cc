@@ -364,6 +364,19 @@ TEST(RunCauses, InputsOfFloatingPointHaveNoValidTokens) {
   EXPECT_THAT(bits_are(right + 0.01 * other), IsNoCause()) << "and with noise";
 }
 
+// Of 8 tokens 2 are those of some other sample by chance, at some distance.
+TEST(RunCauses, FewTokensThatAreAlikeDoNotMakeASampleOfTheBatch) {
+  const auto tokens = [](std::int64_t seed) { return (values({4, 8}, seed) * 16).to(at::kLong); };
+  const at::Tensor right = tokens(1), other = tokens(7);
+
+  EXPECT_THAT(inputs_are(right, at::cat({right.narrow(0, 0, 2), other.narrow(0, 2, 2)})),
+              IsCause(CauseId::kSamplesForeign, {{"foreign", 2}, {"samples", 2}}));
+  at::Tensor masked = right.clone();
+  masked.narrow(1, 0, 4).fill_(99);
+  EXPECT_THAT(inputs_are(right, masked), testing::Not(IsCause(CauseId::kSamplesForeign)));
+  EXPECT_THAT(inputs_are(right, right + 1), testing::Not(IsCause(CauseId::kSamplesForeign)));
+}
+
 TEST(RunCauses, SamplesOfAnotherStepAreTold) {
   const auto tokens = [](std::int64_t seed) { return (values({4, 16}, seed) * 500).to(at::kLong); };
   const auto body = [&](bool whole) {

@@ -46,12 +46,13 @@ NamedValue value_of(const std::string& name, const json& given, const std::files
 }
 
 /// Ids that another program may give. Only the judge gives the others.
-constexpr FindingId kGivenFindings[] = {FindingId::kGiven, FindingId::kSamplesNotShared,
-                                        FindingId::kEqualInputs, FindingId::kOtherNumberOfCalls};
+constexpr FindingId kGivenFindings[] = {FindingId::kGiven,        FindingId::kSamplesNotShared,
+                                        FindingId::kEqualInputs,  FindingId::kOtherNumberOfCalls,
+                                        FindingId::kSamplesTwice, FindingId::kSamplesMissing};
 constexpr CauseId kGivenCauses[] = {CauseId::kGivenCause,        CauseId::kNoDataSampler,
                                     CauseId::kOtherMicroBatches, CauseId::kOwnSamplesOnEachRank,
                                     CauseId::kBatchStatistics,   CauseId::kMeanOfOwnLabels,
-                                    CauseId::kStepSkipped};
+                                    CauseId::kSamplesLeftOut,    CauseId::kStepSkipped};
 
 template <TabledId Id>
 struct GivenId {

@@ -491,10 +491,6 @@ constexpr auto kCauses = [] {
        "no call along {axis} is there, but along other axes: {calls} must be made, first "
        "{first}; is nothing exchanged there?"},
       {kCallMadeAgain, "call_made_again", "call {call} is made again"},
-      // ---- many tensors together ----
-      {kPoolMultiplied, "pool_multiplied",
-       "{pool}: multiplied by {scale:.6g} on average, which no rounding does"},
-      {kPoolShifted, "pool_shifted", "{pool}: shifted on average, which no rounding does"},
       // ---- tensors of checkpoints ----
       {kTensorsExchanged, "tensors_exchanged", "{first} and {second} are exchanged"},
       {kEqualsOtherTensor, "equals_other_tensor", "equals {tensor} of the reference"},
@@ -521,6 +517,8 @@ constexpr auto kCauses = [] {
        "own. The single process takes the mean over all labels: weighted by their numbers the "
        "ranks' losses give its loss. Divide sums of losses by the number of labels of all ranks, "
        "times the ranks."},
+      {kSamplesLeftOut, "samples_left_out",
+       "a rank drops samples, or makes fewer micro-batches than its share"},
       // ---- samples and steps of a training loop ----
       {kSamplesForeign, "samples_foreign",
        "{foreign} of {samples} samples on rank{ranks:s} {ranks} are nowhere in the reference's "

@@ -240,9 +240,6 @@ enum class CauseId : std::uint16_t {
   // calls
   kNoCallAlongAxis,
   kCallMadeAgain,
-  // many tensors together
-  kPoolMultiplied,
-  kPoolShifted,
   // tensors of checkpoints
   kTensorsExchanged,
   kEqualsOtherTensor,
@@ -256,6 +253,7 @@ enum class CauseId : std::uint16_t {
   kOwnSamplesOnEachRank,
   kBatchStatistics,
   kMeanOfOwnLabels,
+  kSamplesLeftOut,
   // samples and steps of a training loop
   kSamplesForeign,
   kStepWithoutForward,

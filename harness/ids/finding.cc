@@ -136,6 +136,10 @@ constexpr auto kFindings = [] {
        "the single process calls the model {reference_calls} times in a step, rank {rank} "
        "{calls} times",
        ""},
+      {kSamplesTwice, "samples_twice",
+       "{samples} of rank {rank}'s {own} samples are samples of rank {other}, too", ""},
+      {kSamplesMissing, "samples_missing",
+       "{missing} of the single process's {samples} samples are on no rank", ""},
   });
 }();
 static_assert(is_complete(kFindings),

@@ -63,6 +63,8 @@ enum class FindingId : std::uint8_t {
   kSamplesNotShared,
   kEqualInputs,
   kOtherNumberOfCalls,
+  kSamplesTwice,
+  kSamplesMissing,
   kEnd  ///< behind the last id
 };
 

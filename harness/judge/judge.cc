@@ -415,7 +415,7 @@ class Judge {
 
   /// Where a tensor alone is outside, pools show the same once more.
   void check_pools() {
-    const std::vector<JudgedPool> pools =
+    const std::vector<PooledComparison> pools =
         pooled_comparisons(reference_, verdict_.tensors, actual_, options_);
     verdict_.pools.assign(pools.begin(), pools.end());
     if (!findings_.empty()) return;

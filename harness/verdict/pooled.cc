@@ -58,10 +58,6 @@ double most_roots(double chance) {
   return std::sqrt(2 * std::log(2 / chance));
 }
 
-double roots_of(double sum, double sum_sq) {
-  return sum_sq > 0 ? std::fabs(sum) / std::sqrt(sum_sq) : 0;
-}
-
 /// At most ten times as far as it reaches: pools of few elements still say something.
 void reach(AllowedRange& range, double width) {
   constexpr double kMost = 10;
@@ -151,7 +147,7 @@ class Pools {
     }
   }
 
-  std::vector<JudgedPool> run() {
+  std::vector<PooledComparison> run() {
     for (const auto& [group, items] : groups_) {
       if (group.kind == RecordKind::kScalar) {
         family(PoolOf::kTensor, each_alone(items));
@@ -164,9 +160,10 @@ class Pools {
       ranks(words, items);
       family(PoolOf::kTensor, each_alone(items));
     }
-    std::stable_sort(pools_.begin(), pools_.end(), [](const JudgedPool& a, const JudgedPool& b) {
-      return std::tuple(a.first.step, a.stage) < std::tuple(b.first.step, b.stage);
-    });
+    std::stable_sort(pools_.begin(), pools_.end(),
+                     [](const PooledComparison& a, const PooledComparison& b) {
+                       return std::tuple(a.first.step, a.stage) < std::tuple(b.first.step, b.stage);
+                     });
     return std::move(pools_);
   }
 
@@ -315,7 +312,7 @@ class Pools {
   void add(PoolOf pool, const std::string& name, const std::vector<Item>& items, const Sums& sums,
            const AllowedRange& allowed_scale_error, const AllowedRange& allowed_shift, int runs) {
     const TensorComparison& first = *items.front().comparison;
-    JudgedPool p;
+    PooledComparison p;
     p.pool = pool;
     p.name = name;
     p.first = first.key;
@@ -323,8 +320,6 @@ class Pools {
     p.tensors = static_cast<std::int64_t>(items.size());
     p.scale = 1 + sums.scale_error();
     p.shift = sums.mean_shift();
-    p.scale_roots = roots_of(sums.dot_diff, sums.scale_sq);
-    p.shift_roots = roots_of(sums.shift, sums.shift_sq);
     AllowedRange scale_error = allowed_scale_error, shift = allowed_shift;
     // After a step of Adam a few elements may be far off, which redrawn runs show seldom.
     if (policy_.mask && first.key.step > groups_.begin()->first.step &&
@@ -412,14 +407,14 @@ class Pools {
   const JudgePolicy& policy_;
   std::map<Group, std::vector<Item>> groups_;
   std::map<std::pair<double, double>, double> quantiles_;  ///< by degrees of freedom and chance
-  std::vector<JudgedPool> pools_;
+  std::vector<PooledComparison> pools_;
 };
 
 }  // namespace
 
-std::vector<JudgedPool> pooled_comparisons(const Reference& reference,
-                                           const std::vector<TensorComparison>& tensors,
-                                           const Trace& actual, const JudgePolicy& policy) {
+std::vector<PooledComparison> pooled_comparisons(const Reference& reference,
+                                                 const std::vector<TensorComparison>& tensors,
+                                                 const Trace& actual, const JudgePolicy& policy) {
   if (size_of(policy.coarsest) != 2 || reference.redrawn().runs == 0) return {};
   return Pools(reference, tensors, actual, policy).run();
 }

@@ -16,28 +16,21 @@ namespace isoshard {
 inline constexpr double kFalseAlarmOfAll = 1e-6;
 inline constexpr double kFalseAlarmOfPool = 1e-8;
 
-/// A pool and its signal-to-noise ratio: the sum of its elements' errors over the root of the sum
-/// of their squares. It is seldom above a few roots where errors have no common factor or sign.
-struct JudgedPool : PooledComparison {
-  double scale_roots = 0, shift_roots = 0;
-};
-
 /// Every pool of the run, in the order in which faults show; within one step and kind all tensors,
 /// layers, classes, ranks, single tensors.
 ///
 /// `tensors` are the comparisons of the run `actual`. Empty unless the coarsest dtype has 16 bits
 /// and the reference has redrawn runs. A tensor takes part if it is judged within tolerances, is no
 /// rounding noise (insensitive), is finite, is masked nowhere, and was recorded by redrawn runs.
-[[nodiscard]] std::vector<JudgedPool> pooled_comparisons(
+[[nodiscard]] std::vector<PooledComparison> pooled_comparisons(
     const Reference& reference, const std::vector<TensorComparison>& tensors, const Trace& actual,
     const JudgePolicy& policy);
 
 /// One for each step and kind of tensors with a pool outside its bounds: the broadest one that
 /// is off by nearly as much as the one that is farthest outside. Sorted as `pools`. A pool of one
 /// number, such as the loss, has its offset and its factor as alternatives: any error is both.
-/// Other pools have a factor or a shift as their cause if noise of the size of their errors makes
-/// one as large with a chance of at most 2^-10.
-[[nodiscard]] std::vector<Finding> pooled_findings(const std::vector<JudgedPool>& pools,
+/// Other pools have no cause. What moves many tensors a little is often a bug before them.
+[[nodiscard]] std::vector<Finding> pooled_findings(const std::vector<PooledComparison>& pools,
                                                    const Reference& reference);
 
 }  // namespace isoshard

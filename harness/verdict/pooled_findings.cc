@@ -21,17 +21,17 @@ namespace {
 constexpr double kNearlyAsFar = 0.85;
 
 /// How far outside, as a multiple of what is allowed.
-double excess_of(const JudgedPool& p) {
+double excess_of(const PooledComparison& p) {
   return std::max(p.allowed_scale.used_by(p.scale), p.allowed_shift.used_by(p.shift));
 }
 
-bool is_outside_by_scale(const JudgedPool& p) {
+bool is_outside_by_scale(const PooledComparison& p) {
   return !p.allowed_scale.holds(p.scale);
 }
 
 /// Whether `broad` is `part`, or has its tensors. A pool of one rank's tensors is contained only in
 /// the pool of all.
-bool contains(const JudgedPool& broad, const JudgedPool& part) {
+bool contains(const PooledComparison& broad, const PooledComparison& part) {
   if (broad.pool == PoolOf::kAll || broad.name == part.name) return true;
   const bool is_group = broad.pool == PoolOf::kLayer || broad.pool == PoolOf::kClass;
   if (!is_group || part.pool != PoolOf::kTensor) return false;
@@ -43,7 +43,7 @@ bool contains(const JudgedPool& broad, const JudgedPool& part) {
 }
 
 /// Whether `broad` is outside, too, by nearly the same factor or shift of all that it has.
-bool explains(const JudgedPool& broad, const JudgedPool& worst) {
+bool explains(const PooledComparison& broad, const PooledComparison& worst) {
   if (broad.within || is_outside_by_scale(broad) != is_outside_by_scale(worst) ||
       !contains(broad, worst))
     return false;
@@ -54,17 +54,18 @@ bool explains(const JudgedPool& broad, const JudgedPool& worst) {
 /// Step, kind, and of optimizer states "exp_avg".
 using FindingGroup = std::tuple<int, RecordKind, std::string>;
 
-FindingGroup group_of(const JudgedPool& p) {
+FindingGroup group_of(const PooledComparison& p) {
   return {p.first.step, p.first.kind, std::string(state_of(p.first))};
 }
 
 /// What is off on some ranks alone is off in the whole by their share of it: the rank that is the
 /// farthest out, and farther off than the whole, if others are not; else the whole.
-const JudgedPool* rank_behind(const JudgedPool& whole, const std::vector<JudgedPool>& pools,
-                              const FindingGroup& group) {
-  const JudgedPool* rank = nullptr;
+const PooledComparison* rank_behind(const PooledComparison& whole,
+                                    const std::vector<PooledComparison>& pools,
+                                    const FindingGroup& group) {
+  const PooledComparison* rank = nullptr;
   bool others_are_right = false;
-  for (const JudgedPool& p : pools) {
+  for (const PooledComparison& p : pools) {
     if (p.pool != PoolOf::kRank || group_of(p) != group) continue;
     others_are_right |= p.within;
     if (!p.within && !explains(whole, p) && (rank == nullptr || excess_of(p) > excess_of(*rank)))
@@ -73,25 +74,19 @@ const JudgedPool* rank_behind(const JudgedPool& whole, const std::vector<JudgedP
   return rank != nullptr && others_are_right ? rank : &whole;
 }
 
-Cause cause_of_pool(const JudgedPool& p, const Reference& reference) {
+Cause cause_of_pool(const PooledComparison& p, const Reference& reference) {
   const Record* const record = reference.find(p.first);
   const bool is_number = p.tensors == 1 && record != nullptr &&
                          numel_of(record->layout.global_shape) == 1 && reference.has_bytes();
-  if (is_number) {
-    NamedValues values = {{"offset", (p.scale - 1) * number_of(reference.tensor(p.first))},
-                          {"scale", p.scale},
-                          NamedValue::words("on_ranks", "")};
-    values.push_back(NamedValue::words("or_factor", phrase(PhraseId::kOrFactor, values)));
-    return make_cause(CauseId::kNumberOff, std::move(values));
-  }
-  constexpr double kRoots = 3.9;  // exceeded with a chance of 2 exp(-kRoots^2 / 2)
-  if ((is_outside_by_scale(p) ? p.scale_roots : p.shift_roots) < kRoots) return {};
-  return is_outside_by_scale(p)
-             ? make_cause(CauseId::kPoolMultiplied, {{"pool", p.name}, {"scale", p.scale}})
-             : make_cause(CauseId::kPoolShifted, {{"pool", p.name}, {"shift", p.shift}});
+  if (!is_number) return {};
+  NamedValues values = {{"offset", (p.scale - 1) * number_of(reference.tensor(p.first))},
+                        {"scale", p.scale},
+                        NamedValue::words("on_ranks", "")};
+  values.push_back(NamedValue::words("or_factor", phrase(PhraseId::kOrFactor, values)));
+  return make_cause(CauseId::kNumberOff, std::move(values));
 }
 
-Finding finding_of(const JudgedPool& p, const Reference& reference, std::size_t outside,
+Finding finding_of(const PooledComparison& p, const Reference& reference, std::size_t outside,
                    std::size_t judged) {
   const bool is_scale = is_outside_by_scale(p);
   const AllowedRange& allowed = is_scale ? p.allowed_scale : p.allowed_shift;
@@ -126,14 +121,14 @@ Finding finding_of(const JudgedPool& p, const Reference& reference, std::size_t 
 
 }  // namespace
 
-std::vector<Finding> pooled_findings(const std::vector<JudgedPool>& pools,
+std::vector<Finding> pooled_findings(const std::vector<PooledComparison>& pools,
                                      const Reference& reference) {
   struct Outside {
-    const JudgedPool* worst = nullptr;
+    const PooledComparison* worst = nullptr;
     std::size_t outside = 0, judged = 0;
   };
   std::vector<std::pair<FindingGroup, Outside>> groups;
-  for (const JudgedPool& p : pools) {
+  for (const PooledComparison& p : pools) {
     const FindingGroup group = group_of(p);
     auto found = std::find_if(groups.begin(), groups.end(),
                               [&](const auto& entry) { return entry.first == group; });
@@ -147,8 +142,8 @@ std::vector<Finding> pooled_findings(const std::vector<JudgedPool>& pools,
   std::vector<Finding> findings;
   for (const auto& [group, of] : groups) {
     if (of.worst == nullptr) continue;
-    const JudgedPool* named = of.worst;
-    for (const JudgedPool& p : pools) {
+    const PooledComparison* named = of.worst;
+    for (const PooledComparison& p : pools) {
       if (group_of(p) != group || !explains(p, *of.worst)) continue;
       named = &p;  // pools are sorted from broad to narrow
       break;

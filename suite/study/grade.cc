@@ -19,7 +19,6 @@ enum class Says : std::uint8_t {
   kFactors,       ///< factors: 1 + magnitude on the ranks that go wrong, 1 on others
   kScaleZero,     ///< scale: 0
   kLargerBy,      ///< offset: above 0, as is each shift. How large it is depends on the values.
-  kShiftInUnits,  ///< shift: the magnitude
   kOneZero,       ///< zeros: no more than one a rank
   kOneKept,       ///< kept: no more than one a rank
   kOneElement,    ///< first, last: the same
@@ -70,7 +69,6 @@ constexpr RightCause kRightCauses[] = {
     {kAnyPoint, FaultChange::kScale, kWhole, CauseId::kScaleOfFormula, Says::kFactor},
     {kAnyPoint, FaultChange::kScale, kWhole, CauseId::kFactorPerRank, Says::kFactors},
     {kAnyPoint, FaultChange::kScale, kWhole, CauseId::kFactorPerRankOfFormula, Says::kFactors},
-    {kCalls, FaultChange::kScale, kWhole, CauseId::kPoolMultiplied, Says::kFactor},
     // A call may carry several tensors, some of them wholly in the part.
     {kCalls, FaultChange::kScale, kRow, CauseId::kScale, Says::kFactor},
     {kCalls, FaultChange::kScale, kRow, CauseId::kScaleOfFormula, Says::kFactor},
@@ -105,7 +103,6 @@ constexpr RightCause kRightCauses[] = {
      Purpose::kLossReduce},
 
     {kAnyPoint, FaultChange::kShift, kWhole, CauseId::kConstantOffset, Says::kLargerBy},
-    {kCalls, FaultChange::kShift, kWhole, CauseId::kPoolShifted, Says::kShiftInUnits},
 
     {kValues, FaultChange::kZero, kSome, CauseId::kZeros},
     {kValues, FaultChange::kZero, kOne, CauseId::kZeros, Says::kOneZero},
@@ -160,8 +157,6 @@ constexpr std::array kTellThePlace = {
     CauseId::kSameRowAdded,
     CauseId::kOneElementWrong,
     CauseId::kPartWrong,
-    CauseId::kPoolMultiplied,
-    CauseId::kPoolShifted,
     CauseId::kNumberOff,
     CauseId::kNumbersOff,
     CauseId::kEitherCopyWrong,
@@ -215,8 +210,6 @@ bool holds(Says says, const Cause& cause, const Injection& c, std::span<const in
       return number("scale") == 0;
     case Says::kLargerBy:
       return number("offset") > 0;
-    case Says::kShiftInUnits:
-      return shows(number("shift"), c.magnitude);
     case Says::kOneZero:
       return number("zeros") <= most;
     case Says::kOneKept:

@@ -42,6 +42,7 @@ from ._perturb import perturb
 from ._pipeline import PipelineHooks, Stages, calling_schedule
 from ._presets import with_preset
 from ._recorder import Recorder, world
+from ._replay import Replay
 from .errors import IsoshardError, NotTrained, RecordError, UsageError
 
 VARIABLE = "ISOSHARD_AUTO"
@@ -68,6 +69,8 @@ class AutoConfig:
     compare_with: str | None = None
     precision: str = "native"  # "float64": all of the process computes in float64 (_float64)
     generic_weights: bool = False
+    sees_loss_inputs: bool = False  # record what the loss takes besides the model's output
+    replay: str | None = None  # the plan of inputs that take the place of the script's own
     shapes: str | None = None  # of the reference's parameters: it writes them, the run reads them
     overrides: dict[str, Any] = field(default_factory=dict)
 
@@ -141,6 +144,7 @@ class AutoRecorder:
         self._not_held: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()
         self._inside: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # they and their parts
         self.is_done = self.has_error = False
+        self._replay: Replay | None = None
         self._sealing: threading.Thread | None = None
         self.on_end: Callable[[], None] = lambda: None
 
@@ -167,6 +171,10 @@ class AutoRecorder:
 
         self._set(torch.nn.Module, "__call__", call)
         _calls.begin_early()
+        if self.config.sees_loss_inputs:
+            plan = self.config.replay
+            self._replay = Replay(None if plan is None else Path(plan))
+            self._replay.loss_inputs.__enter__()
         if self.config.single:
             _shrink_meshes()
 
@@ -345,6 +353,7 @@ class AutoRecorder:
             compare_with=config.compare_with,
             purpose="judged" if config.perturb is None else "response",
         )
+        self.recorder.replay = self._replay
         kwargs: dict[str, Any] = {
             "max_steps": config.steps,
             "on_last_step": self._on_last_step,

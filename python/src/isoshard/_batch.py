@@ -37,11 +37,15 @@ def refuse_own_batches(
     words = with_batch_of(command, own.samples, degree)
     if words is None:
         raise UsageError(
-            f"{text}Let the script take its batch size as an argument, and give "
-            f"--reference-command a command with {wanted} in place of {own.samples}, such as "
-            f"--reference-command 'python train.py --batch-size {wanted}'."
+            f"{text}Judge with --replay, which gives the single process these samples. Or let the "
+            "script take its batch size as an argument, and give --reference-command a command "
+            f"with {wanted} in place of {own.samples}, such as --reference-command "
+            f"'python train.py --batch-size {wanted}'."
         )
-    raise UsageError(f"{text}Give --reference-command {shlex.quote(shlex.join(words))}.")
+    raise UsageError(
+        f"{text}Give --reference-command {shlex.quote(shlex.join(words))}. Or judge with --replay, "
+        "which gives the single process these samples."
+    )
 
 
 def with_batch_of(command: Sequence[str], samples: int, degree: int) -> list[str] | None:

@@ -124,7 +124,8 @@ def write_rank(
     """Writes the three files of a step and rank; the .done file comes last.
 
     `notes` is for this package, not for the judge: `unread`, the number of forward passes whose
-    gradients the step has not read, which have no records; `tables`, the parameters that are frozen
+    gradients the step has not read, which have no records; `passes`, micro-batch and rows of each
+    input's forward passes (_micro_batches.passes_of); `tables`, the parameters that are frozen
     tables (_frozen_tables).
     """
     names = [e.tensor_name for e in entries]

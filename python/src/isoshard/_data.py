@@ -280,7 +280,7 @@ def _mean_of_means(reference: Path, run: Path, step: int, mesh: Mesh) -> list[Ca
         ]
         weighted = sum(n * loss for n, loss in zip(counts, losses, strict=True))
         if len(set(counts)) > 1 and abs(weighted / sum(counts) - whole) < _CLEARLY * error:
-            numbers = {"least": min(counts), "most": max(counts)}
+            numbers: dict[str, int | list[int]] = {"least": min(counts), "most": max(counts)}
             return [Cause(step, "scalar", "loss", CauseId("mean_of_own_labels", numbers))]
     return []
 

@@ -26,12 +26,14 @@ from ._checks import (
     replaced_parameters,
 )
 from ._dtensor import is_dtensor, local_of, reduced
+from ._frozen_tables import watch_of
 from ._inputs import as_input, tensors_of
 from ._mesh import DATA_AXES
 from ._names import compiled_root, named_modules, named_parameters, own_class, unwrapped
 from ._options import Layout
 from ._pieces import compute_in_pieces
 from ._recorder import FlatPart, Recorder, sum_of_losses
+from ._replay import TARGET, Replay
 from ._settings import (
     hyperparameters,
     largest_learning_rate,
@@ -46,7 +48,6 @@ from ._shared_state import (
     states_of_others,
     without_inner,
 )
-from ._frozen_tables import watch_of
 from .errors import IsoshardError, RecordError
 
 #: Recorded at their input, too, under this name: what enters an output projection.
@@ -73,7 +74,7 @@ class Hooks:
         on_last_step: Callable[[], None] | None = None,
         on_error: Callable[[IsoshardError], None] | None = None,
     ) -> None:
-        self.recorder, self.on_error = recorder, on_error
+        self.recorder, self.on_error, self.replay = recorder, on_error, recorder.replay
         self.model = unwrapped(model)
         self.compiled_root = compiled_root(model)
         refuse_dropout(self.model)
@@ -82,6 +83,8 @@ class Hooks:
         self._undo: list[Callable[[], None]] = []
         self._losses: list[torch.Tensor] = []
         self._micro = -1
+        self._inputs: list[torch.Tensor] = []  # of this forward pass
+        self._samples = 0  # of the script's own in this forward pass
         self._calls: dict[tuple[str, str], int] = {}  # of this forward pass
         self._recorded: set[str] = set()  # names of this step's gradients
         self._has_losses = self._is_paused = self._is_in_backward = self._has_ended = False
@@ -316,6 +319,7 @@ class Hooks:
     def detach(self) -> None:
         """Takes all hooks off."""
         self.recorder.journal.stop()
+        self._end_replay()
         while self._undo:
             self._undo.pop()()
 
@@ -345,25 +349,57 @@ class Hooks:
         if kwargs is None or not self._recording():
             return
         self._close()
+        self._end_replay()
         self._forget_if_cleared()
         self._micro += 1
         self._calls = {}
         self.recorder.journal.phase = FORWARD
         named = [(f"input{i}" if i else "input_ids", v) for i, v in enumerate(args)]
         named += sorted(kwargs.items(), key=lambda item: item[0] not in ("input_ids", "labels"))
-        for whole, argument in named:
-            for name, value in tensors_of(whole, argument):
-                if value.grad_fn is not None:
-                    self._tap(name, value)  # something in front of the model is trained, too
-                elif value.ndim > 0:
-                    own = as_input(value)
-                    self.recorder.put("data_id", name, own, micro=self._micro, call=0)
+        inputs = [found for whole, argument in named for found in tensors_of(whole, argument)]
+        given = [(name, value) for name, value in inputs if value.grad_fn is None and value.ndim]
+        self._samples = len(given[0][1]) if given else 0
+        if self.replay is not None:
+            self.replay.replace(self.recorder.step, self._micro, given)
+        for name, value in inputs:
+            if value.grad_fn is not None:
+                self._tap(name, value)  # something in front of the model is trained, too
+        for name, value in given:
+            self._record_input(name, value)
+        self._inputs = [value for _, value in given]
         self._random_state = random_state()
+
+    def _record_input(self, name: str, value: torch.Tensor) -> None:
+        self.recorder.put("data_id", name, as_input(value), micro=self._micro, call=0)
+
+    def _watch_loss(self, replay: Replay, output: Any) -> None:
+        """Records the tensors that the loss takes until backward begins (see LossInputs)."""
+        number = 0
+
+        def see(tensor: torch.Tensor) -> None:
+            nonlocal number
+            name = f"{TARGET}{number or ''}"
+            number += 1
+            replay.replace(self.recorder.step, self._micro, [(name, tensor)])
+            self._record_input(name, tensor)
+
+        known = [*self.model.parameters(), *self.model.buffers(), *self._inputs]
+        known += [tensor for _, tensor in tensors_of("", output)]
+        replay.loss_inputs.begin(self._samples, known, see)
+
+    def _end_replay(self) -> None:
+        """Gives the script's tensors their own values back, if they have others."""
+        self._inputs = []
+        if self.replay is not None:
+            self.replay.loss_inputs.end()
+            self.replay.restore()
 
     def _after_batch(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         """Random numbers of a forward pass are drawn differently by every layout."""
         if self._recording():
             self._expect_backward(output)
+            if self.replay is not None and self._samples:
+                self._watch_loss(self.replay, output)
         before, self._random_state = self._random_state, None
         if before is None or not self._recording() or self.recorder.options.allow_draws:
             return
@@ -429,6 +465,8 @@ class Hooks:
         original = torch.autograd.backward
 
         def backward(tensors: Any, *args: Any, **kwargs: Any) -> None:
+            if self.replay is not None:
+                self.replay.loss_inputs.end()
             is_inner, self._is_in_backward = self._is_in_backward, True
             is_outer = self._recording() and not is_inner
             if is_outer:

@@ -17,7 +17,7 @@ import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from . import _environment, _extensions, _launch, _program
 from ._failures import Failure, why_failed
@@ -27,6 +27,9 @@ from ._progress import Progress
 from ._seconds import Seconds
 from .errors import Divergence, RecordError, RunError, UsageError
 
+if TYPE_CHECKING:
+    from ._data import Finding
+
 NUM_PERTURBED = 3
 _FIRST_SEED = 1000
 _TICK_SECONDS = 0.2
@@ -34,6 +37,11 @@ _TICK_SECONDS = 0.2
 BLIND = (
     "The reference is the same script in one process; what the script does wrong on its own is not "
     "seen."
+)
+#: What a verdict on replayed samples cannot see.
+REPLAYED = (
+    "The single process was given the samples of the ranks (--replay). Which samples a rank takes "
+    "is not judged, but for samples that several ranks take or none."
 )
 _OURS = "ours"  # in place of a bundle: the program isoshard makes the reference
 #: What --report may end in, as isoshard-judge writes it.
@@ -73,6 +81,7 @@ class JudgeOptions:
     quiet: bool = False
     precision: str = "both"
     generic_weights: bool = False
+    replay: bool = False
 
 
 def judge(options: JudgeOptions) -> int:
@@ -124,10 +133,24 @@ def _check(options: JudgeOptions) -> None:
             "--generic-weights must move the weights of the reference, too, got --reference "
             f"{options.reference}. Leave one of both out."
         )
+    if options.replay:
+        _check_replay(options)
     if options.reference_command is not None:
         _check_reference_command(options.reference_command)
     if options.options_file is not None:
         _check_options_file(options.options_file)
+
+
+def _check_replay(options: JudgeOptions) -> None:
+    for given, option in (
+        (options.reference is not None, f"--reference {options.reference}"),
+        (options.keep != "everything", f"--keep {options.keep}"),
+    ):
+        if given:
+            raise UsageError(
+                f"--replay must run the ranks before the single process, got {option}. Leave one "
+                "of both out."
+            )
 
 
 def _check_reference_command(command: str) -> None:
@@ -229,6 +252,10 @@ class Driver:
             self.launch = None
         self.is_forked = self.launch is not None
         self.mesh = _mesh_of(options)
+        if options.replay:
+            from ._replay import require_axes
+
+            require_axes(self.mesh)
         if not self.is_forked and shutil.which(options.command[0]) is None:
             raise RunError(
                 f"The command must start a program that is there, got {options.command[0]}."
@@ -286,9 +313,9 @@ class Driver:
         return self.judge_run(reference)
 
     def judge_run(self, reference: Path) -> int:
-        """Runs the command and compares it with the reference."""
-        with self.seconds.measure("run"):
-            run = self.folder / "run"
+        """Runs the command, unless --replay has done so, and compares it with the reference."""
+        run = self.folder / "run"
+        if not self.options.replay:
             self._run_as_it_is(run)
         return self._compare(reference, run)
 
@@ -297,6 +324,8 @@ class Driver:
     def make_reference(self) -> Path:
         """Runs one process."""
         reference = self.folder / "reference"
+        if self.options.replay:
+            self._run_for_replay()
         self._say("reference: one process ...")
         with self.seconds.measure("reference"):
             self._single([("reference", reference, None)])
@@ -306,6 +335,21 @@ class Driver:
 
                 _fork.learn(reference.with_name("reference.logs"))
         return reference
+
+    def _run_for_replay(self) -> None:
+        """Runs the ranks, and plans which of their samples the single process gets."""
+        from ._replay import make_plan
+
+        own, run = self.folder / "own", self.folder / "run"
+        self._plan_file().unlink(missing_ok=True)
+        self._say("own samples: one process ...")
+        with self.seconds.measure("own samples"):
+            self._single([("reference", own, None)])
+        self._run_as_it_is(run)
+        make_plan(own, run).write(self._plan_file())
+
+    def _plan_file(self) -> Path:
+        return self.folder / "replay.json"
 
     def _require_one_process(self, reference: Path) -> None:
         """Launchers that are not known here may start several."""
@@ -469,6 +513,8 @@ class Driver:
             precision=self.precision,
             generic_weights=options.generic_weights,
             shapes=str(self.folder / "shapes.json") if options.generic_weights else None,
+            sees_loss_inputs=options.replay,
+            replay=str(self._plan_file()) if not is_run and self._plan_file().exists() else None,
             overrides=overrides,
         )
 
@@ -545,26 +591,28 @@ class Driver:
 
     def _run_as_it_is(self, path: Path) -> None:
         self._say(f"run: {shlex.join(self.options.command)} ...")
-        config = self._config(path, "run", None)
-        process = self._start(self.launch, self.options.command, config)
-        self._wait(path, process, is_reference=False)
+        with self.seconds.measure("run"):
+            config = self._config(path, "run", None)
+            process = self._start(self.launch, self.options.command, config)
+            self._wait(path, process, is_reference=False)
 
     # -- verdict -----------------------------------------------------------------------------
 
     def _compare(self, reference: Path, run: Path) -> int:
         from . import _verdict
         from ._batch import refuse_own_batches
-        from ._data import check_samples
         from ._places import resolve
+        from ._sample_sets import describe_foreign
         from ._settle import settle
 
         options = self.options
         with self.seconds.measure("compare"):
-            findings = check_samples(reference, run)
+            findings = self._findings_of_samples(reference, run)
             has_reference = options.reference is not None and not self.is_ours
             degree = self.mesh.data_degree
             refuse_own_batches(findings, options.command, degree, has_reference)
-            notes = settle(reference, run)
+            notes = [REPLAYED] if options.replay else describe_foreign(reference, run)
+            notes += settle(reference, run)
             resolve(reference, run)
             arguments = [str(reference), str(run)]
             for flag, value in (
@@ -601,6 +649,15 @@ class Driver:
         if options.verbose:
             self._say(str(self.seconds))
         return code
+
+    def _findings_of_samples(self, reference: Path, run: Path) -> list[Finding]:
+        if self.options.replay:
+            from ._sample_sets import check_samples as check_replayed
+
+            return check_replayed(self.folder / "own", run)
+        from ._data import check_samples
+
+        return check_samples(reference, run)
 
     def _tell_missing_steps(self, run: Path) -> None:
         """Prints how many of the steps that were asked for the script did not make."""

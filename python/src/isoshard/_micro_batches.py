@@ -50,6 +50,16 @@ def merged(entries: list[Entry]) -> list[Entry]:
     return _in_order_of_calls(result)
 
 
+def passes_of(entries: list[Entry]) -> dict[str, list[tuple[int, int]]]:
+    """Micro-batch and rows of each input's forward passes, for whoever needs them apart again."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for entry in entries:
+        if entry.record["kind"] == "data_id" and entry.micro is not None and entry.tensor.ndim:
+            place = (entry.micro, entry.tensor.shape[0])
+            found.setdefault(entry.record["name"], []).append(place)
+    return {name: sorted(places) for name, places in found.items()}
+
+
 def _sample_free(groups: dict[Call, list[Entry]]) -> set[tuple[str, int]]:
     """Names and calls of activations that are the same in all micro-batches.
 

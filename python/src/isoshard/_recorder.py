@@ -23,8 +23,9 @@ from ._dtypes import Dtypes
 from ._filters import Filter
 from ._inputs import as_real
 from ._mesh import ALIASES, DATA_AXES, MeshLike, mesh_of
-from ._micro_batches import merged
+from ._micro_batches import merged, passes_of
 from ._options import Layout, Options
+from ._replay import Replay
 from ._safetensors import dtype_name
 from ._what_differs import WhatDiffers
 from .errors import RecordError, UsageError
@@ -119,6 +120,8 @@ class Recorder:
         self._arena = Arena()
         self._is_prepared = False
         self._unread = 0  # forward passes of the current step that were forgotten
+        self._passes: dict[str, list[tuple[int, int]]] = {}  # of the current step's inputs
+        self.replay: Replay | None = None  # set before hooks are attached
         self._is_updated = False  # whether the current step has been made
         self._journal: dict[str, Any] | None = None  # of the current step, once it has been made
         self.run = self._agree_on_run()
@@ -374,6 +377,8 @@ class Recorder:
 
     def _notes(self) -> dict[str, Any]:
         notes: dict[str, Any] = {"unread": self._unread} if self._unread else {}
+        if self._passes:
+            notes["passes"] = self._passes
         tables = self.dtypes.tables
         return notes if tables is None else {**notes, "tables": sorted(tables.found)}
 
@@ -401,6 +406,7 @@ class Recorder:
         self._is_updated = True
         if self.world_size > 1:
             self._journal = self.journal.take()
+        self._passes = passes_of(self._entries)
         self._entries = merged(self._entries)
         if self.comparison is not None:
             self._entries = self.comparison.settle(self._entries, self.step, together=True)

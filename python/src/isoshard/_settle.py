@@ -199,8 +199,9 @@ _Records = dict[str, dict[str, Any]]  # by KIND/NAME/CALL
 def _settle_idle(wanted: _Rank, ranks: Sequence[_Rank]) -> tuple[list[str], list[str]]:
     """Treats an all-zero gradient or state on one side as equal to a missing one on the other.
 
-    Drops the run's zeros and copies the reference's into the run. Returns the parameters' names for
-    each case. A parameter must be recorded after the step: it is compared, so it must not have moved.
+    Drops the run's zeros and copies the reference's into the run. Returns the parameters' names
+    for each case. A parameter must be recorded after the step: it is compared, so it must not have
+    moved.
     """
     own, theirs = _of_parameters(wanted), [_of_parameters(rank) for rank in ranks]
     has_gradients = any(_has_gradient(found.values()) for found in theirs)
@@ -210,16 +211,16 @@ def _settle_idle(wanted: _Rank, ranks: Sequence[_Rank]) -> tuple[list[str], list
         of_ranks = [found.get(name, {}) for found in theirs]
         extra = set().union(*of_ranks) - having.keys()
         lacking = having.keys() - set().union(*of_ranks)
-        if extra and not _has_gradient([having]):
-            if all(_are_zeros(rank, name, o) for rank, o in zip(ranks, of_ranks, strict=True)):
-                in_run.append(name)
-                for rank in ranks:
-                    rank.leave_out(extra)
-        if lacking and has_gradients and not _has_gradient(of_ranks):
-            if _are_zeros(wanted, name, having):
-                in_reference.append(name)
-                for rank in ranks:
-                    rank.add(wanted, [having[key] for key in having if key in lacking])
+        is_extra = bool(extra) and not _has_gradient([having])
+        if is_extra and all(map(_are_zeros, ranks, [name] * len(ranks), of_ranks)):
+            in_run.append(name)
+            for rank in ranks:
+                rank.leave_out(extra)
+        is_lacking = bool(lacking) and has_gradients and not _has_gradient(of_ranks)
+        if is_lacking and _are_zeros(wanted, name, having):
+            in_reference.append(name)
+            for rank in ranks:
+                rank.add(wanted, [having[key] for key in having if key in lacking])
     return in_run, in_reference
 
 

@@ -54,6 +54,7 @@ _EPILOG = """\
 examples
   isoshard judge --mesh dp=2,tp=2 -- torchrun --nproc-per-node 4 train.py --steps 2
   isoshard judge --reference-command 'python train.py --batch-size 8' -- torchrun ... train.py
+  isoshard judge --replay -- torchrun --nproc-per-node 2 train.py
   isoshard compare runs/reference runs/mine
   isoshard compare --checkpoint runs/step100 model-resharded
   isoshard preflight --ranks 4 --backend gloo
@@ -312,6 +313,7 @@ def _judge_options(options: argparse.Namespace, command: list[str]) -> JudgeOpti
         quiet=options.quiet,
         precision=options.precision,
         generic_weights=options.generic_weights,
+        replay=options.replay,
     )
 
 
@@ -394,6 +396,11 @@ def _add_judge_options(parser: argparse.ArgumentParser) -> None:
     )
     add("--reference", type=Path, help="a bundle to judge against, or ours: isoshard trains it")
     add("--reference-command", help="the command of the reference (default: one process)")
+    add(
+        "--replay",
+        action="store_true",
+        help="each process draws its own samples: give the single process those of the ranks",
+    )
     add("--output-dir", type=Path, help="keep bundles, logs and report.json here")
     add(
         "--report", type=Path, metavar="FILE", help="write FILE.html, a page to read (or .json ...)"
