@@ -145,8 +145,7 @@ void require_comparable(const ComparePlan& plan) {
         "compare --checkpoint needs two checkpoints: isoshard compare --checkpoint REFERENCE "
         "ACTUAL");
   }
-  const bool has_given =
-      !plan.given.findings.empty() || !plan.given.causes.empty() || !plan.given.notes.empty();
+  const bool has_given = !plan.given.empty();
   if (!plan.input_dir.empty()) {
     if (has_given) throw UsageError("--findings must come with two bundles, got --input-dir");
     if (!plan.reference.empty())

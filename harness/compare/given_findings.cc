@@ -48,7 +48,8 @@ NamedValue value_of(const std::string& name, const json& given, const std::files
 /// Ids that another program may give. Only the judge gives the others.
 constexpr FindingId kGivenFindings[] = {FindingId::kGiven,        FindingId::kSamplesNotShared,
                                         FindingId::kEqualInputs,  FindingId::kOtherNumberOfCalls,
-                                        FindingId::kSamplesTwice, FindingId::kSamplesMissing};
+                                        FindingId::kSamplesTwice, FindingId::kSamplesMissing,
+                                        FindingId::kBufferDiffers};
 constexpr CauseId kGivenCauses[] = {CauseId::kGivenCause,        CauseId::kNoDataSampler,
                                     CauseId::kOtherMicroBatches, CauseId::kOwnSamplesOnEachRank,
                                     CauseId::kBatchStatistics,   CauseId::kMeanOfOwnLabels,
@@ -131,10 +132,13 @@ std::string words_of(const Finding& finding) {
       finding.diagnosis.empty() ? "" : "; " + finding.diagnosis);
 }
 
+std::tuple<int, Stage> place_of(const Finding& f) {
+  return {f.key.step, f.stage};
+}
+
 void add_finding(const Finding& finding, Verdict& verdict) {
-  const auto place = [](const Finding& f) { return std::tuple(f.key.step, f.stage); };
   const auto at = std::ranges::find_if(
-      verdict.findings, [&](const Finding& other) { return place(other) >= place(finding); });
+      verdict.findings, [&](const Finding& other) { return place_of(other) >= place_of(finding); });
   const bool is_first = at == verdict.findings.begin();
   verdict.findings.insert(at, finding);
   if (verdict.status == Status::kConforms || verdict.status == Status::kVacuous) {
@@ -176,21 +180,35 @@ GivenFindings read_given_findings(const std::filesystem::path& file) {
     throw FileError(
         fmt::format("{}: the schema must be {}, got {}", file.string(), kSchema, schema));
   GivenFindings given;
-  for (const json& entry : detail::field<json>(content, "findings", file))
-    given.findings.push_back(finding_of(entry, file));
+  for (const json& entry : detail::field<json>(content, "findings", file)) {
+    const bool always = !entry.value("only_if_diverging", false);
+    (always ? given.findings : given.if_diverging).push_back(finding_of(entry, file));
+  }
   for (const json& entry : detail::field<json>(content, "causes", file))
     given.causes.push_back({detail::key_of(entry, {}, file),
                             cause_of(entry, entry.contains("cause") ? "cause" : "text", file)});
   for (const json& note : content.value("notes", json::array()))
     given.notes.push_back(detail::text_field(json{{"note", note}}, "note", file));
+  const json sites = content.value("call_sites", json::object());
+  for (const auto& [tensor, site] : sites.items())
+    given.call_sites.emplace(tensor, detail::text_field(json{{"site", site}}, "site", file));
   return given;
 }
 
 void add_given_findings(const GivenFindings& given, Verdict& verdict) {
   verdict.notes.insert(verdict.notes.end(), given.notes.begin(), given.notes.end());
   // from the back, so that those of one step and stage keep their order
-  for (auto finding = given.findings.rbegin(); finding != given.findings.rend(); ++finding)
-    add_finding(*finding, verdict);
+  for (const Finding& finding : given.findings | std::views::reverse) add_finding(finding, verdict);
+  for (const Finding& finding : given.if_diverging | std::views::reverse) {
+    if (!verdict.findings.empty() && place_of(finding) <= place_of(verdict.findings.front()))
+      add_finding(finding, verdict);
+  }
+  for (Finding& finding : verdict.findings) {
+    const auto site = given.call_sites.find(fmt::format("{}/{}/{}/{}", finding.key.step,
+                                                        name_of(finding.key.kind), finding.key.name,
+                                                        finding.key.call));
+    if (site != given.call_sites.end()) finding.call_site = site->second;
+  }
   if (verdict.status != Status::kDiverges || verdict.findings.empty()) return;
   for (const GivenCause& cause : given.causes) add_cause(cause, verdict);
 }

@@ -161,7 +161,8 @@ TEST(GivenFindings, AreReadFromAFile) {
       "findings": [{"step": 1, "kind": "data_id", "name": "ids", "what": "is whole",
                     "cause": "no sampler", "ranks": [0, 3]}],
       "causes": [{"step": 0, "kind": "scalar", "name": "loss", "text": "means of means"}],
-      "notes": ["the reference is the same script"]})";
+      "notes": ["the reference is the same script"],
+      "call_sites": {"0/grad/w/0": "train.py:7"}})";
 
   const GivenFindings given = read_given_findings(path);
 
@@ -175,6 +176,41 @@ TEST(GivenFindings, AreReadFromAFile) {
   ASSERT_EQ(given.causes.size(), 1U);
   EXPECT_EQ(given.causes[0].key.kind, RecordKind::kScalar);
   EXPECT_THAT(given.notes, testing::ElementsAre("the reference is the same script"));
+  EXPECT_THAT(given.call_sites, testing::ElementsAre(testing::Pair("0/grad/w/0", "train.py:7")));
+}
+
+TEST(GivenFindings, SomeAreAddedOnlyToARunThatDivergesAtTheirPlaceOrLater) {
+  const auto finding_at = [](RecordKind kind) {
+    return make_finding({0, kind, "b", 0}, FindingId::kGiven,
+                        {NamedValue::words("problem", "differs")});
+  };
+  const auto first_of = [&](std::vector<RecordKind> own) {
+    Verdict verdict;
+    verdict.status = own.empty() ? Status::kConforms : Status::kDiverges;
+    for (const RecordKind kind : own) verdict.findings.push_back(finding_at(kind));
+    add_given_findings(
+        {.findings = {}, .if_diverging = {finding_at(RecordKind::kActivation)}, .causes = {}},
+        verdict);
+    return std::pair(verdict.status, verdict.findings.size());
+  };
+
+  EXPECT_EQ(first_of({}), std::pair(Status::kConforms, std::size_t{0}));
+  EXPECT_EQ(first_of({RecordKind::kDataId}), std::pair(Status::kDiverges, std::size_t{1}));
+  EXPECT_EQ(first_of({RecordKind::kGrad}), std::pair(Status::kDiverges, std::size_t{2}));
+}
+
+TEST(GivenFindings, AFindingHasTheCallSiteOfItsTensor) {
+  Verdict verdict;
+  verdict.status = Status::kDiverges;
+  for (const char* const name : {"v", "w"})
+    verdict.findings.push_back(make_finding({0, RecordKind::kGrad, name, 0}, FindingId::kGiven,
+                                            {NamedValue::words("problem", "is wrong")}));
+
+  add_given_findings({.findings = {}, .causes = {}, .call_sites = {{"0/grad/w/0", "train.py:7"}}},
+                     verdict);
+
+  EXPECT_EQ(verdict.findings[0].call_site, "");
+  EXPECT_EQ(verdict.findings[1].call_site, "train.py:7");
 }
 
 TEST(GivenFindings, MayHaveAnIdAndValuesInPlaceOfWords) {

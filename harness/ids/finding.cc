@@ -140,6 +140,10 @@ constexpr auto kFindings = [] {
        "{samples} of rank {rank}'s {own} samples are samples of rank {other}, too", ""},
       {kSamplesMissing, "samples_missing",
        "{missing} of the single process's {samples} samples are on no rank", ""},
+      {kBufferDiffers, "buffer_differs",
+       "is a buffer with other values than in the single process: norm {norm:.6g}, not "
+       "{reference_norm:.6g}",
+       ""},
   });
 }();
 static_assert(is_complete(kFindings),

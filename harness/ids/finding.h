@@ -65,6 +65,7 @@ enum class FindingId : std::uint8_t {
   kOtherNumberOfCalls,
   kSamplesTwice,
   kSamplesMissing,
+  kBufferDiffers,
   kEnd  ///< behind the last id
 };
 

@@ -132,6 +132,9 @@ struct Finding {
   std::string forward_words;
   std::vector<int> ranks;  ///< where it shows; the first one is the first rank to diverge
   bool confirmed = false;  ///< the controller repeated the comparison on the kept bytes
+  /// FILE:LINE of the script's call that made the tensor, as the judged run recorded it; may be
+  /// empty.
+  std::string call_site = {};
 };
 
 /// A finding at a record; its stage is that of the record.

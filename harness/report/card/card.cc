@@ -40,6 +40,8 @@ CardRow where_of(const json& item, const json& finding) {
   const std::string name = word_in(item, "case");
   std::string words = fmt::format(": step {:.0f}, {}, {}", number_of(finding, "step"),
                                   word_in(finding, "stage"), row_of(finding));
+  if (const std::string site = word_in(finding, "call_site"); !site.empty())
+    words += "; called at " + site;
   const auto [wrong, right] = ranks_of(item, finding);
   const json& ranks = list_of(finding, "ranks");
   if (!ranks.empty() && ranks[0].is_number_integer())

@@ -44,6 +44,7 @@ std::string finding_html(const json& finding, bool is_first) {
   row("Likely cause", text_of(finding, "diagnosis"));
   row("Evidence", text_of(finding, "evidence"));
   row("Ranks", ranks_in_words(finding));
+  row("Called at", text_of(finding, "call_site"));
   std::string ids = text_of(part_in(finding, "finding"), "id");
   if (const std::string cause = text_of(part_in(finding, "cause"), "id"); !cause.empty())
     ids += (ids.empty() ? "" : ", ") + cause;

@@ -101,6 +101,7 @@ json finding_json(const Finding& f) {
   j["diagnosis"] = f.diagnosis;
   j["ranks"] = f.ranks;
   j["confirmed"] = f.confirmed;
+  if (!f.call_site.empty()) j["call_site"] = f.call_site;
   return j;
 }
 

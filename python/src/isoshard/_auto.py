@@ -34,6 +34,7 @@ from ._checks import (
 from ._deepspeed import EngineHooks, is_engine, perturb_engine
 from ._generic import move_recorded, read_shapes, write_shapes
 from ._hooks import Hooks
+from ._label_counts import LabelCounts
 from ._megatron import MegatronHooks, is_megatron, optimizers_of, perturb_megatron, watch
 from ._mesh import parse_mesh
 from ._names import compiled_root, named_parameters, unwrapped
@@ -145,6 +146,7 @@ class AutoRecorder:
         self._inside: weakref.WeakSet[torch.nn.Module] = weakref.WeakSet()  # they and their parts
         self.is_done = self.has_error = False
         self._replay: Replay | None = None
+        self._labels = LabelCounts()
         self._sealing: threading.Thread | None = None
         self.on_end: Callable[[], None] = lambda: None
 
@@ -171,6 +173,7 @@ class AutoRecorder:
 
         self._set(torch.nn.Module, "__call__", call)
         _calls.begin_early()
+        self._labels.install()
         if self.config.sees_loss_inputs:
             plan = self.config.replay
             self._replay = Replay(None if plan is None else Path(plan))
@@ -353,7 +356,7 @@ class AutoRecorder:
             compare_with=config.compare_with,
             purpose="judged" if config.perturb is None else "response",
         )
-        self.recorder.replay = self._replay
+        self.recorder.replay, self.recorder.labels = self._replay, self._labels
         kwargs: dict[str, Any] = {
             "max_steps": config.steps,
             "on_last_step": self._on_last_step,

@@ -14,7 +14,6 @@ from __future__ import annotations
 import functools
 import itertools
 import os
-import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ import torch
 import torch.distributed as dist
 
 from ._safetensors import DTYPES
+from ._unread import frame_of_caller, watch_unread
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -54,6 +54,8 @@ _OPS: dict[str, tuple[str, int, int]] = {
 }
 #: The place of the root or the other rank (in the group's own numbers) among the arguments.
 _PEERS = {"broadcast_": 2, "reduce_": 3, "gather_": 3, "scatter_": 3, "send": 2, "recv_": 2}
+#: Operators whose result is the tensor that they are given.
+_IN_PLACE = ("allreduce_", "broadcast_")
 REDUCING = ("all_reduce", "reduce_scatter", "reduce")
 #: As c10d::ReduceOp counts them.
 _REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "premul_sum")
@@ -61,7 +63,6 @@ _REDUCTIONS = ("sum", "avg", "product", "min", "max", "band", "bor", "bxor", "pr
 #: The parts of a step. `between` is what comes before a step's first forward pass.
 BETWEEN, FORWARD, BACKWARD, UPDATE = "between", "forward", "backward", "update"
 
-_PASSED_OVER = (os.path.dirname(torch.__file__) + os.sep, os.path.dirname(__file__) + os.sep)
 _own = threading.local()  # depth: how many functions of the recorder run in this thread
 
 
@@ -100,6 +101,7 @@ class Journal:
         self._calls: list[dict[str, Any]] = []
         self._groups: dict[str, list[int]] = {}
         self._storages: list[tuple[dict[str, Any], Any]] = []
+        self._watches: list[Any] = []
 
     def start(self) -> None:
         """Journals all calls from here on."""
@@ -111,7 +113,7 @@ class Journal:
         """Journals no more."""
         if self in _journals:
             _journals.remove(self)
-        self._calls, self._storages = [], []
+        self._calls, self._storages, self._watches = [], [], []
 
     def note(self, name: str, args: tuple[Any, ...]) -> None:
         """Notes a call of an operator of c10d. Calls on groups of one rank do not count."""
@@ -136,8 +138,10 @@ class Journal:
             call["peer"] = ranks[args[_PEERS[name]]]
         is_backward = torch._C._current_graph_task_id() != -1
         call["phase"] = BACKWARD if is_backward else self.phase
-        call["at"] = _caller()
+        call["at"] = caller()
         self._calls.append(call)
+        if name in _IN_PLACE and len(tensors) == 1:
+            self._watches.append(watch_unread(tensors[0], functools.partial(_set_unread, call)))
         if len(tensors) == 1 and tensors[0].layout == torch.strided:
             self._storages.append((call, _storage_of(tensors[0])))
 
@@ -166,8 +170,12 @@ class Journal:
         }
         if self.problem:
             taken["problem"] = self.problem
-        self.phase, self._calls, self._storages = BETWEEN, [], []
+        self.phase, self._calls, self._storages, self._watches = BETWEEN, [], [], []
         return taken
+
+
+def _set_unread(call: dict[str, Any]) -> None:
+    call["unread"] = True
 
 
 _journals: list[Journal] = []
@@ -243,16 +251,7 @@ def _dtype_of(dtype: torch.dtype) -> str:
     return DTYPES[dtype][0] if dtype in DTYPES else str(dtype).removeprefix("torch.")
 
 
-@functools.cache
-def _is_passed_over(filename: str) -> bool:
-    return filename.startswith((*_PASSED_OVER, "<")) or filename.endswith("contextlib.py")
-
-
-def _caller() -> str:
+def caller() -> str:
     """FILE:LINE of who called torch, for people to find it."""
-    frame = sys._getframe(1)
-    while frame is not None:
-        if not _is_passed_over(frame.f_code.co_filename):
-            return f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"
-        frame = frame.f_back  # type: ignore[assignment]
-    return ""
+    frame = frame_of_caller()
+    return "" if frame is None else f"{os.path.basename(frame.f_code.co_filename)}:{frame.f_lineno}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,10 +17,7 @@ from ._calls import BACKWARD, REDUCING
 from ._mesh import DATA_AXES, Mesh
 
 Shape = tuple[int, ...]
-_RANK_LOSS = "scalar/loss_per_dp_rank"
-_IGNORED = -100  # a label that torch's cross_entropy does not count
-#: How much nearer a weighted mean must be to be the cause.
-_CLEARLY = 0.01
+_ONE_NUMBER = 8  # bytes
 
 
 @dataclass(frozen=True)
@@ -28,7 +25,7 @@ class CauseId:
     """An id of 'isoshard list causes', which the judge puts into words with these values."""
 
     id: str
-    numbers: dict[str, int | list[int]] = field(default_factory=dict)
+    numbers: Mapping[str, float | list[int]] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
 
 
@@ -38,23 +35,31 @@ class Finding:
 
     `id` is that of a finding ('isoshard list findings'), which the judge puts into words with
     `numbers` and `words`. `samples` is how many the single process has, where each rank has as many
-    of its own.
+    of its own. A finding with `only_if_diverging` is added to a run that diverges anyway.
     """
 
     step: int
     name: str
     id: str
-    cause: CauseId
+    cause: CauseId | None
     ranks: list[int]
     samples: int | None = None
-    numbers: dict[str, int | list[int]] = field(default_factory=dict)
+    numbers: Mapping[str, float | list[int]] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
+    kind: str = "data_id"
+    only_if_diverging: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """An entry of the file."""
-        kind = {"step": self.step, "kind": "data_id", "name": self.name}
-        finding = {"id": self.id, "numbers": self.numbers, "words": self.words}
-        return {**kind, "finding": finding, "cause": asdict(self.cause), "ranks": self.ranks}
+        return {
+            "step": self.step,
+            "kind": self.kind,
+            "name": self.name,
+            "finding": {"id": self.id, "numbers": dict(self.numbers), "words": self.words},
+            "cause": "" if self.cause is None else asdict(self.cause),
+            "ranks": self.ranks,
+            "only_if_diverging": self.only_if_diverging,
+        }
 
 
 @dataclass(frozen=True)
@@ -196,6 +201,8 @@ def _are_equal(first: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 
 def causes_in_data(reference: Path, run: Path) -> list[Cause]:
     """What makes a run differ from one process though its parallelism is right."""
+    from ._means import mean_of_means
+
     with _bundle.checked(run):
         manifest = _bundle.read_manifest(run)
         mesh = Mesh({str(a["axis"]): int(a["degree"]) for a in manifest["mesh"]})
@@ -204,7 +211,7 @@ def causes_in_data(reference: Path, run: Path) -> list[Cause]:
             return []
         return [
             *_batch_statistics(reference, step),
-            *_mean_of_means(reference, run, step, mesh),
+            *mean_of_means(reference, run, step),
             *_coarse_reductions(reference, run, step),
         ]
 
@@ -244,6 +251,29 @@ def _dtypes_of_reductions(directory: Path, step: int) -> set[str]:
     }
 
 
+def unread_results(run: Path) -> list[str]:
+    """A sentence for each line of the script whose collective has a result that nobody reads.
+
+    Single numbers are left out: they are often reduced to let ranks wait for each other.
+    """
+    found: dict[tuple[str, str], str] = {}
+    with _bundle.checked(run):
+        manifest = _bundle.read_manifest(run)
+        size = math.prod(int(axis["degree"]) for axis in manifest["mesh"])
+        for step in manifest["steps"]:
+            for rank in range(size):
+                journal = _bundle.read_records(run, step, rank).get("journal", {})
+                for call in journal.get("calls", []):
+                    if call.get("unread") and call["bytes"] > _ONE_NUMBER:
+                        where = f"rank {rank}, step {step}, {call['phase']}, {call['bytes']} bytes"
+                        found.setdefault((call["op"], call["at"]), where)
+    return [
+        f"Nobody reads the result of {op} at {at} ({where}): it is written into a copy that is "
+        "dropped. Assign the copy first, reduce it, and use it."
+        for (op, at), where in found.items()
+    ]
+
+
 def _batch_statistics(reference: Path, step: int) -> list[Cause]:
     records = _bundle.read_records(reference, step, 0)["records"]
     end = ".running_var.buffer"
@@ -253,36 +283,6 @@ def _batch_statistics(reference: Path, step: int) -> list[Cause]:
     cause = CauseId("batch_statistics", {"modules": len(names)}, {"module": names[0]})
     of_forward = [r["name"] for r in records if r["kind"] == "activation" and r["name"] in names]
     return [Cause(step, "activation", next(iter([*of_forward, *names])), cause)]
-
-
-def _mean_of_means(reference: Path, run: Path, step: int, mesh: Mesh) -> list[Cause]:
-    """Whether the losses' mean is wrong, and right if weighted by the labels that ranks count."""
-    wanted = _bundle.read_some_tensors(reference, step, 0, "scalar/").get("scalar/loss/0")
-    if wanted is None:
-        return []
-    shares: dict[tuple[int, ...], tuple[float, torch.Tensor]] = {}  # loss and labels
-    for rank in range(mesh.size):
-        loss, labels = (
-            _bundle.read_some_tensors(run, step, rank, name).get(f"{name}/0")
-            for name in (_RANK_LOSS, "data_id/labels")
-        )
-        if loss is None or labels is None:
-            return []
-        share = tuple(c for axis, c in mesh.coordinates(rank).items() if axis in DATA_AXES)
-        shares[share] = (float(loss), labels)
-    whole = float(wanted)
-    losses = [loss for loss, _ in shares.values()]
-    error = abs(sum(losses) / len(losses) - whole)
-    for first in (0, 1):  # the first label of a sample may have nothing that predicts it
-        counts = [
-            int((labels[..., first if labels.ndim > 1 else 0 :] != _IGNORED).sum())
-            for _, labels in shares.values()
-        ]
-        weighted = sum(n * loss for n, loss in zip(counts, losses, strict=True))
-        if len(set(counts)) > 1 and abs(weighted / sum(counts) - whole) < _CLEARLY * error:
-            numbers: dict[str, int | list[int]] = {"least": min(counts), "most": max(counts)}
-            return [Cause(step, "scalar", "loss", CauseId("mean_of_own_labels", numbers))]
-    return []
 
 
 def _inputs(directory: Path, step: int, rank: int) -> dict[str, list[Shape]]:

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from . import _call_sites
+from ._buffers import fingerprints
 from ._calls import BACKWARD, FORWARD, UPDATE, not_journaled
 from ._checks import (
     compiled_names,
@@ -121,6 +123,8 @@ class Hooks:
         self._set_judging()
         for name, buffer in persistent_buffers(self.model):
             recorder.dtypes.begin(name, buffer)
+        own = fingerprints(self.model)
+        recorder.buffers = {self._rename(name): value for name, value in own.items()}
         self._record_parameters()
         recorder.place_parameters()
 
@@ -186,6 +190,10 @@ class Hooks:
         self._patch_end_of_groups()
         self._patch_clearing()
         self._patch_casts({id(called), id(self.model)})
+        labels = self.recorder.labels
+        if not labels.is_installed:
+            self._undo.append(labels.install())
+        labels.micro = self._micro_under_way
 
     def _patch_casts(self, modules: set[int]) -> None:
         """Keeps the parameters as a step left them before the script casts or moves the model."""
@@ -198,6 +206,9 @@ class Hooks:
                 self._guarded(keep)()
 
         self._run_before(torch.nn.Module, "_apply", before)
+
+    def _micro_under_way(self) -> int | None:
+        return self._micro if self._recording() and self._micro >= 0 else None
 
     def _attach_root(self) -> None:
         """Hooks on the module that is called with a batch."""
@@ -300,10 +311,11 @@ class Hooks:
         return self.recorder.options.name(name)
 
     def _set_judging(self) -> None:
+        is_sum = self.recorder.options.loss_reduction == "sum"
         self.recorder.judging.update(
             {
                 "mask_small_gradients": masks_small_gradients(kinds_of(self.optimizers)),
-                "activation_grad_scale": "dp",
+                "activation_grad_scale": 1 if is_sum else "dp",
                 "partial": ["scalar/loss", "activation/*", "activation_grad/*"],
             }
         )
@@ -354,6 +366,7 @@ class Hooks:
         self._micro += 1
         self._calls = {}
         self.recorder.journal.phase = FORWARD
+        self.recorder.sites.see(_call_sites.FORWARD)
         named = [(f"input{i}" if i else "input_ids", v) for i, v in enumerate(args)]
         named += sorted(kwargs.items(), key=lambda item: item[0] not in ("input_ids", "labels"))
         inputs = [found for whole, argument in named for found in tensors_of(whole, argument)]
@@ -445,6 +458,7 @@ class Hooks:
             return
         call, micro = self._calls.get(("activation", name), 0), self._micro
         self._calls[("activation", name)] = call + 1
+        self.recorder.sites.see(f"activation/{name}/{call}")
         self.recorder.put("activation", name, value, micro=micro, call=call)
         if value.requires_grad:
             recorder, factor = weakref.proxy(self.recorder), self._grad_factor
@@ -474,6 +488,7 @@ class Hooks:
             is_outer = is_outer and self._recording()
             if is_outer:
                 self.recorder.journal.phase = BACKWARD
+                self.recorder.sites.see(_call_sites.BACKWARD)
                 roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
                 if len(roots) == 1 and roots[0].numel() == 1:
                     self._losses.append(local_of(roots[0].detach()).clone())
@@ -517,6 +532,7 @@ class Hooks:
             return
         norm = total_norm.full_tensor() if is_dtensor(total_norm) else total_norm
         self.recorder.scalar("grad_norm", norm)
+        self.recorder.sites.see(_call_sites.CLIP)
         self.recorder.training["max_grad_norm"] = float(max_norm)
         self.recorder.judging["max_grad_norm"] = float(max_norm)
 
@@ -530,6 +546,7 @@ class Hooks:
         if not self._active:
             return None
         self._refuse_unknown(optimizer)
+        self.recorder.sites.see(_call_sites.STEP)
         self._record_rate()
         self._record_hyperparameters(optimizer)
         closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
@@ -716,6 +733,7 @@ class Hooks:
         if not self._losses:
             return
         self.recorder.dtypes.losses |= {loss.dtype for loss in self._losses}
+        self.recorder.losses = [float(loss) for loss in self._losses]
         loss = sum_of_losses(self._losses)
         mesh = self.recorder.mesh
         data_axes = [axis for axis in mesh.axes if axis in DATA_AXES]

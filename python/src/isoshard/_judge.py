@@ -601,6 +601,7 @@ class Driver:
     def _compare(self, reference: Path, run: Path) -> int:
         from . import _verdict
         from ._batch import refuse_own_batches
+        from ._data import unread_results
         from ._places import resolve
         from ._sample_sets import describe_foreign
         from ._settle import settle
@@ -612,7 +613,7 @@ class Driver:
             degree = self.mesh.data_degree
             refuse_own_batches(findings, options.command, degree, has_reference)
             notes = [REPLAYED] if options.replay else describe_foreign(reference, run)
-            notes += settle(reference, run)
+            notes += [*unread_results(run), *settle(reference, run)]
             resolve(reference, run)
             arguments = [str(reference), str(run)]
             for flag, value in (

@@ -84,7 +84,7 @@ def record(
             that a torch optimizer steps.
         activations: False records no activations and their gradients.
         grad_scale: the factor on activation gradients; None: the number of data-parallel ranks,
-            over which frameworks average.
+            over which frameworks average, or 1 if loss_reduction is "sum".
         loss_reduction: how the ranks' losses make the loss of the step: "avg" or "sum".
         allow_draws: accept a forward pass that draws random numbers: they change no value, or
             all layouts draw the same.

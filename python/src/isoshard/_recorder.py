@@ -17,12 +17,14 @@ import torch.distributed as dist
 from . import _bundle, _settings
 from ._arena import Arena
 from ._bundle import Entry
+from ._call_sites import CallSites
 from ._calls import journal_of_recorder
 from ._dtensor import Place, axes_of_mesh_dims, is_dtensor, local_of, place_of
 from ._dtypes import Dtypes
 from ._filters import Filter
 from ._inputs import as_real
 from ._mesh import ALIASES, DATA_AXES, MeshLike, mesh_of
+from ._label_counts import LabelCounts
 from ._micro_batches import merged, passes_of
 from ._options import Layout, Options
 from ._replay import Replay
@@ -121,6 +123,10 @@ class Recorder:
         self._is_prepared = False
         self._unread = 0  # forward passes of the current step that were forgotten
         self._passes: dict[str, list[tuple[int, int]]] = {}  # of the current step's inputs
+        self.sites = CallSites()
+        self.labels = LabelCounts()
+        self.losses: list[float] = []  # of the current step's backward passes
+        self.buffers: dict[str, dict[str, Any]] = {}  # which the recording begins with
         self.replay: Replay | None = None  # set before hooks are attached
         self._is_updated = False  # whether the current step has been made
         self._journal: dict[str, Any] | None = None  # of the current step, once it has been made
@@ -341,6 +347,8 @@ class Recorder:
         """What activation gradients are multiplied with against the true ones."""
         if self.options.grad_scale is not None:
             return self.options.grad_scale if self.world_size > 1 else 1.0
+        if self.options.loss_reduction == "sum":
+            return 1.0
         return float(self.mesh.data_degree)
 
     def place_parameters(self) -> None:
@@ -379,12 +387,19 @@ class Recorder:
         notes: dict[str, Any] = {"unread": self._unread} if self._unread else {}
         if self._passes:
             notes["passes"] = self._passes
+        if self.buffers:
+            notes["buffers"], self.buffers = self.buffers, {}
+        if labels := self.labels.take():
+            notes["labels"], notes["losses"] = labels, self.losses
+        if sites := self.sites.take():
+            notes["sites"] = sites
         tables = self.dtypes.tables
         return notes if tables is None else {**notes, "tables": sorted(tables.found)}
 
     def forget_attempt(self, passes: int) -> None:
         """Forgets these forward passes: all of the current step but for what it begins with."""
         self._unread += passes
+        self.labels.forget()
         self._entries = [e for e in self._entries if e.record["kind"] == "param"]
         self._calls = {key: n for key, n in self._calls.items() if key[0] == "param"}
         self.journal.take()

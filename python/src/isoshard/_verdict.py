@@ -10,7 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from . import _program
+from ._buffers import check_buffers
 from ._bundle import with_inputs_alone
+from ._call_sites import read_call_sites
 from ._data import Finding, causes_in_data, check_samples, is_about_lost_passes
 from .errors import BundleError
 
@@ -32,19 +34,22 @@ def compare(
     Both bundles are read here first, for samples that the ranks do not share out and for what makes
     a run differ though it is right. isoshard-judge is given all of it, so that it alone decides and
     writes every report. `findings`: those about samples, where the caller has looked already.
-    `notes`: sentences for every report.
+    `notes`: sentences for every report. Findings get the lines of the script that made their
+    tensors.
     """
     sys.stdout.flush()
     try:
         found = check_samples(reference, run) if findings is None else findings
         causes = causes_in_data(reference, run)
+        sites = read_call_sites(run)
+        found = [*found, *check_buffers(reference, run)]
     except BundleError:
         # It names the file and what must be there, if it sees a fault in the files itself.
         code, text = check_bundles(reference, run, capture=capture)
         if code == 0:
             raise
         return code, text
-    if not found and not causes and not notes:
+    if not found and not causes and not notes and not sites:
         return _program.call(["compare", *words], capture=capture)
     with tempfile.TemporaryDirectory(prefix="isoshard-") as folder:
         if is_about_lost_passes(found):
@@ -58,6 +63,7 @@ def compare(
             "findings": [finding.to_json() for finding in found],
             "causes": [cause.to_json() for cause in causes],
             "notes": list(notes),
+            "call_sites": sites,
         }
         file.write_text(json.dumps(content))
         return _program.call(["compare", *words, "--findings", str(file)], capture=capture)

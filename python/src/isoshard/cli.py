@@ -236,6 +236,7 @@ def _compare(words: list[str]) -> int:
     _refuse_one_run(*bundles)
     from . import _verdict
     from ._bundle import reseal_is_safe
+    from ._data import unread_results
     from ._places import resolved_copy
 
     # Beside the bundle its big files can be linked.
@@ -255,7 +256,7 @@ def _compare(words: list[str]) -> int:
         arguments[at[1] - 1] = str(run)
         if "--made-by" not in words:
             arguments += ["--made-by", json.dumps([*_program.started_as(), *words])]
-        return _verdict.compare(arguments, bundles[0], run)[0]
+        return _verdict.compare(arguments, bundles[0], run, notes=unread_results(run))[0]
 
 
 def _refuse_one_run(reference: Path, run: Path) -> None:
@@ -419,7 +420,7 @@ def _add_judge_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--grad-scale",
         type=float,
-        help="factor on activation gradients (default: number of dp ranks)",
+        help="factor on activation gradients (default: number of dp ranks; 1 with --loss sum)",
     )
     add("--loss", choices=["avg", "sum"], help="how the ranks' losses make the loss")
     add("--allow-one-process", action="store_true", help="judge a run of one process, too")

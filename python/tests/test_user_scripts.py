@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What scripts contain besides a model: buffers, labels to ignore, collectives of their own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.usefixtures("judge_program")
+
+_BEGIN = """\
+import os, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.parallel import DistributedDataParallel
+
+variant = sys.argv[1]
+rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+if world > 1:
+    dist.init_process_group("gloo")
+torch.manual_seed(0)
+"""
+
+BUFFERS = (
+    _BEGIN
+    + """\
+class Scaled(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.down = nn.Linear(6, 8), nn.Linear(8, 2)
+        self.register_buffer("scale", torch.linspace(1, 2, 8), persistent=False)
+
+    def forward(self, x):
+        return self.down(self.up(x) * self.scale)
+
+
+model = Scaled()
+if variant == "other_on_rank_1" and rank == 1:
+    model.scale.mul_(3)
+if variant == "other_on_rank_1_and_unused" and rank == 1:
+    model.register_buffer("spare", torch.ones(3), persistent=False)
+elif variant == "other_on_rank_1_and_unused":
+    model.register_buffer("spare", torch.zeros(3), persistent=False)
+wrapped = DistributedDataParallel(model, broadcast_buffers=False) if world > 1 else model
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x, y = torch.randn(8, 6), torch.randn(8, 2)
+x, y = x.chunk(world)[rank], y.chunk(world)[rank]
+for _ in range(2):
+    F.mse_loss(wrapped(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+
+LABELS = (
+    _BEGIN
+    + """\
+model = nn.Sequential(nn.Embedding(20, 16), nn.Linear(16, 20))
+wrapped = DistributedDataParallel(model) if world > 1 else model
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+ids, labels = torch.randint(0, 20, (8, 6)), torch.randint(0, 20, (8, 6))
+lengths = torch.tensor([6, 1, 5, 2, 3, 4, 1, 2])
+labels[torch.arange(6)[None] >= lengths[:, None]] = -1
+micro_batches = int(variant)
+for _ in range(2):
+    for i in range(micro_batches):
+        x, y = (t.chunk(micro_batches)[i].chunk(world)[rank] for t in (ids, labels))
+        loss = F.cross_entropy(wrapped(x).flatten(0, 1), y.flatten(), ignore_index=-1)
+        (loss / micro_batches).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+
+UNREAD = (
+    _BEGIN
+    + """\
+class Reduce(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        gradient = gradient.t().contiguous().t()
+        if world > 1 and variant == "reduces_a_copy":
+            dist.all_reduce(gradient.contiguous())
+        elif world > 1:
+            gradient = gradient.contiguous()
+            dist.all_reduce(gradient)
+        return gradient
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 2)
+        self.weight = nn.Parameter(torch.randn(6, 6))
+
+    def forward(self, x):
+        return self.last(torch.tanh(self.first(x) @ Reduce.apply(self.weight)))
+
+
+model = Model()
+for name, parameter in model.named_parameters():
+    if world > 1 and name != "weight":
+        parameter.register_hook(lambda g: (dist.all_reduce(g), g)[1])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x, y = torch.randn(8, 6), torch.randn(8, 2)
+x, y = x.chunk(world)[rank], y.chunk(world)[rank]
+for _ in range(2):
+    (F.mse_loss(model(x), y) / world).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    if world > 1:
+        dist.all_reduce(torch.zeros(1))  # ranks wait for each other
+"""
+)
+
+
+def judge(
+    folder: Path, script: str, variant: str, *options: str
+) -> tuple[int, dict[str, Any], str]:
+    """Exit code, the case of report.json, and what was printed."""
+    path, report = folder / "train.py", folder / "report.json"
+    path.write_text(script)
+    torchrun = str(Path(sys.executable).parent / "torchrun")
+    command = [sys.executable, "-m", "isoshard", "judge", "--report", str(report), *options]
+    command += ["--precision", "native", "--", torchrun, "--nproc-per-node", "2", str(path)]
+    result = subprocess.run(
+        [*command, variant], capture_output=True, text=True, timeout=280, check=False
+    )
+    case = json.loads(report.read_text())["cases"][0] if report.exists() else {}
+    return result.returncode, case, result.stdout + result.stderr
+
+
+def line_of(script: str, text: str) -> str:
+    """FILE:LINE of the line of the script that holds a text."""
+    (number,) = (i for i, line in enumerate(script.splitlines(), 1) if text in line)
+    return f"train.py:{number}"
+
+
+def test_a_buffer_that_differs_is_the_first_tensor(tmp_path: Path) -> None:
+    code, case, said = judge(tmp_path, BUFFERS, "other_on_rank_1")
+
+    first = case["findings"][0]
+    assert (code, first["finding"]["id"], first["name"]) == (1, "buffer_differs", "scale"), said
+    assert first["ranks"] == [1]
+
+
+@pytest.mark.parametrize("variant", ["right", "other_on_rank_1_and_unused"])
+def test_a_buffer_that_changes_nothing_is_not_judged(tmp_path: Path, variant: str) -> None:
+    code, case, said = judge(tmp_path, BUFFERS, variant)
+
+    assert (code, case["status"]) == (0, "conforms"), said
+
+
+def test_a_mean_of_the_ranks_means_is_named(tmp_path: Path) -> None:
+    """The labels are no input of the model, -1 is ignored, and there are two micro-batches."""
+    code, case, said = judge(tmp_path, LABELS, "2")
+
+    first = case["findings"][0]
+    assert (code, first["kind"]) == (1, "scalar"), said
+    assert first["cause"]["id"] == "mean_of_own_labels"
+    assert first["cause"]["numbers"] == {"least": 10, "most": 14}
+
+
+def test_with_one_micro_batch_logits_show_the_mean_of_means(tmp_path: Path) -> None:
+    code, case, said = judge(tmp_path, LABELS, "1")
+
+    first = case["findings"][0]
+    assert (code, first["cause"]["id"]) == (1, "mean_of_means"), said
+
+
+def test_a_collective_whose_result_nobody_reads_is_named(tmp_path: Path) -> None:
+    code, case, said = judge(tmp_path, UNREAD, "reduces_a_copy", "--loss", "sum")
+
+    first = case["findings"][0]
+    assert (code, first["kind"], first["name"]) == (1, "grad", "weight"), said
+    line = line_of(UNREAD, "dist.all_reduce(gradient.contiguous())")
+    assert [line in note for note in case["notes"]].count(True) == 1, case["notes"]
+
+
+def test_a_collective_whose_result_is_read_is_not_named(tmp_path: Path) -> None:
+    """Nor is one of a single number, by which ranks wait for each other."""
+    code, case, said = judge(tmp_path, UNREAD, "right", "--loss", "sum")
+
+    assert (code, case["status"]) == (0, "conforms"), said
+    assert not [note for note in case["notes"] if "train.py:" in note]
+
+
+def test_the_line_that_made_the_first_wrong_tensor_is_named(tmp_path: Path) -> None:
+    """Here of the module's call in forward, and of the call that begins backward."""
+    broken = BUFFERS.replace("self.up(x) * self.scale", "self.up(x * (1 + rank)) * self.scale")
+    code, case, said = judge(tmp_path, broken, "right")
+    assert (code, case["findings"][0]["name"]) == (1, "up"), said
+    assert case["findings"][0]["call_site"] == line_of(broken, "self.up(x * (1 + rank))")
+
+    broken = BUFFERS.replace("y).backward()", "y).mul(2 if world > 1 else 1).backward()")
+    code, case, said = judge(tmp_path, broken, "right")
+    assert (code, case["findings"][0]["kind"]) == (1, "scalar"), said
+    assert case["findings"][0]["call_site"] == line_of(broken, "F.mse_loss(wrapped(x), y)")
