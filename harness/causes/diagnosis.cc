@@ -78,6 +78,7 @@ constexpr Pattern kPatterns[] = {
     {kParam, Needs::kBytes, cause_in_update},
     {kParam | kOptimizer, Needs::kBytes, cause_part_not_updated},
     {kParam | kOptimizer, Needs::kBytes, cause_in_rule},
+    {kParam, Needs::kBytes, cause_of_own_matrices},
     {kOptimizer, Needs::kBytes, cause_in_moments},
     {kGrad, Needs::kBytes, cause_in_buffer},
     {kGrad | kParam, Needs::kBytes, cause_in_other_gradients},

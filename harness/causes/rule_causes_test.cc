@@ -349,5 +349,47 @@ TEST(LossScaleCauses, WhatTheScaleDoesAndWhatItShouldDoAreTold) {
   EXPECT_THAT(scale_is({0, 1, 0}, 1024, 512, 300), IsCause(CauseId::kLossScaleAfterOverflow));
 }
 
+/// The nearest matrix with orthogonal rows or columns.
+at::Tensor orthogonalized(const at::Tensor& matrix) {
+  const auto [u, sigma, v] = at::linalg_svd(matrix, /*full_matrices=*/false);
+  return at::matmul(u, v);
+}
+
+/// A step that is `made_of` the gradient of a matrix whose rows the dp ranks share. The run has
+/// each rank make it of its own rows, unless it is `right` or multiplied by a factor.
+Cause matrix_step_is(const std::function<at::Tensor(const at::Tensor&)>& made_of, bool is_of_parts,
+                     double factor = 1) {
+  const auto body = [&](bool whole) {
+    return Body([=](Sink& sink, int rank) {
+      const int dp = rank / kTp;
+      const std::vector<Placement> split =
+          whole ? std::vector<Placement>{} : std::vector<Placement>{shard(Axis::kDp, 0)};
+      const auto record = [&](RecordKind kind, const at::Tensor& value) {
+        sink.on_record(site(kind, "m.w", layout_of({8, 6}, split)),
+                       (whole ? value : value.narrow(0, 4 * dp, 4)).to(at::kFloat));
+      };
+      const at::Tensor p = values({8, 6}, 1, at::kDouble), g = values({8, 6}, 7, at::kDouble);
+      record(RecordKind::kParam, p);
+      record(RecordKind::kGrad, g);
+      at::Tensor step = made_of(g);
+      if (!whole && is_of_parts)
+        step = at::cat({made_of(g.narrow(0, 0, 4)), made_of(g.narrow(0, 4, 4))});
+      record(RecordKind::kParam, p - (whole ? 0.1 : 0.1 * factor) * step);
+    });
+  };
+  return cause_of(body(true), body(false));
+}
+
+TEST(RuleCauses, AStepOfEachRanksOwnMatrixIsTold) {
+  EXPECT_THAT(matrix_step_is(orthogonalized, true), IsCause(CauseId::kStepOfOwnMatrix));
+
+  const auto is_not = testing::Not(IsCause(CauseId::kStepOfOwnMatrix));
+  EXPECT_THAT(matrix_step_is(orthogonalized, false, 1.5), is_not) << "a factor";
+  const auto plain = [](const at::Tensor& g) { return g; };
+  EXPECT_THAT(matrix_step_is(plain, true, 1.5), is_not) << "SGD with a factor";
+  const auto of_signs = [](const at::Tensor& g) { return g.sign(); };
+  EXPECT_THAT(matrix_step_is(of_signs, true, 1.5), is_not) << "element by element";
+}
+
 }  // namespace
 }  // namespace isoshard

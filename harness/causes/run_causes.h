@@ -41,6 +41,10 @@ namespace isoshard::detail {
 [[nodiscard]] Cause cause_in_buffer(const Evidence& e);
 /// A parameter after a step: the step it made is a multiple of the right one.
 [[nodiscard]] Cause cause_in_update(const Evidence& e);
+/// A parameter after a step whose ranks computed with their part of a matrix what is to be computed
+/// with all of it: the step has the singular vectors of the gradient's part, and the right step
+/// those of the gradient.
+[[nodiscard]] Cause cause_of_own_matrices(const Evidence& e);
 /// A gradient: some micro-batches are missing, weighted wrongly, or not averaged over an axis. The
 /// gradient is put together from the reference's activations and their gradients, where they
 /// explain it: those of the parameter's module and of its input.

@@ -364,6 +364,9 @@ constexpr auto kCauses = [] {
       {kAsBeforeStep, "as_before_step", "not updated (as before the step){on_ranks}"},
       {kRowsNotUpdated, "rows_not_updated",
        "rows {runs} not updated (as before the step), the others right{on_ranks}{?owner}"},
+      {kStepOfOwnMatrix, "step_of_own_matrix",
+       "each rank's step is made of its part of the gradient as a matrix, such as Muon's "
+       "orthogonalized one; the right step is made of the whole matrix and cut then{?on_ranks}"},
       {kColumnsNotUpdated, "columns_not_updated",
        "columns {runs} not updated (as before the step), the others right{on_ranks}{?owner}"},
       {kRunNotUpdated, "run_of_elements_not_updated",

@@ -186,6 +186,7 @@ enum class CauseId : std::uint16_t {
   kNotUpdated,
   kAsBeforeStep,
   kRowsNotUpdated,
+  kStepOfOwnMatrix,
   kColumnsNotUpdated,
   kRunNotUpdated,
   kElementsNotUpdated,
