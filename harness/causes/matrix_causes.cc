@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "harness/causes/run_causes.h"
+#include "harness/trace/masked_steps.h"
 
 namespace isoshard::detail {
 namespace {
