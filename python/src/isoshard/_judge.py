@@ -566,29 +566,8 @@ class Driver:
             refuse_own_batches(findings, options.command, degree, has_reference)
             notes = settle(reference, run)
             resolve(reference, run)
-            arguments = [str(reference), str(run)]
-            for flag, value in (
-                ("--not-recorded", ",".join(options.not_recorded) or None),
-                ("--partial", options.partial),
-                ("--grad-scale", options.grad_scale),
-                ("--mesh", str(self.mesh)),
-                ("--only", ",".join(options.only) or None),
-                ("--at-steps", ",".join(map(str, options.at_steps)) or None),
-            ):
-                if value is not None:
-                    arguments += [flag, str(value)]
-            if options.verbose:
-                arguments.append("--verbose")
-            if options.quiet:
-                arguments.append("--quiet")
-            arguments += ["--seconds-before", f"{self.seconds.total():.3f}"]
-            arguments += ["--output-dir", str(self.folder / "report")]
-            if options.report is not None:
-                arguments += ["--report", str(options.report)]
-            if options.made_by:
-                arguments += ["--made-by", json.dumps(options.made_by)]
             code, _ = _verdict.compare(
-                arguments,
+                self._compare_words(reference, run),
                 reference,
                 run,
                 findings=findings,
@@ -601,6 +580,32 @@ class Driver:
         if options.verbose:
             self._say(str(self.seconds))
         return code
+
+    def _compare_words(self, reference: Path, run: Path) -> list[str]:
+        """The arguments of isoshard-judge compare."""
+        options = self.options
+        arguments = [str(reference), str(run)]
+        for flag, value in (
+            ("--not-recorded", ",".join(options.not_recorded) or None),
+            ("--partial", options.partial),
+            ("--grad-scale", options.grad_scale),
+            ("--mesh", str(self.mesh)),
+            ("--only", ",".join(options.only) or None),
+            ("--at-steps", ",".join(map(str, options.at_steps)) or None),
+        ):
+            if value is not None:
+                arguments += [flag, str(value)]
+        if options.verbose:
+            arguments.append("--verbose")
+        if options.quiet:
+            arguments.append("--quiet")
+        arguments += ["--seconds-before", f"{self.seconds.total():.3f}"]
+        arguments += ["--output-dir", str(self.folder / "report")]
+        if options.report is not None:
+            arguments += ["--report", str(options.report)]
+        if options.made_by:
+            arguments += ["--made-by", json.dumps(options.made_by)]
+        return arguments
 
     def _tell_missing_steps(self, run: Path) -> None:
         """Prints how many of the steps that were asked for the script did not make."""
