@@ -39,7 +39,7 @@ _OURS = "ours"  # in place of a bundle: the program isoshard makes the reference
 #: What --report may end in, as isoshard-judge writes it.
 _REPORT_ENDINGS = (".json", ".txt", ".xml", ".html")
 _ERROR_NAMES = r"rank\d+(\.finding)?\.txt"
-_LOG_NAMES = r".*\.log|.*\.stack|.*\.notes|modules\.json"
+_LOG_NAMES = r".*\.log|.*\.stack|.*\.notes|.*\.course|modules\.json"
 
 
 @dataclass
@@ -73,6 +73,8 @@ class JudgeOptions:
     quiet: bool = False
     precision: str = "both"
     generic_weights: bool = False
+    resume_at: int | None = None
+    resume_command: str | None = None
 
 
 def judge(options: JudgeOptions) -> int:
@@ -85,7 +87,7 @@ def judge(options: JudgeOptions) -> int:
         _require_writable(keep, "--output-dir")
     folder = keep or Path(tempfile.mkdtemp(prefix="isoshard-"))
     try:
-        driver = Driver(options, folder.resolve(), seconds)
+        driver = _driver_of(options, folder.resolve(), seconds)
         if options.report is not None:
             _check_report(options.report)
         driver.require_script()
@@ -98,6 +100,16 @@ def judge(options: JudgeOptions) -> int:
             shutil.rmtree(path, ignore_errors=True)
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _driver_of(options: JudgeOptions, folder: Path, seconds: Seconds) -> Driver:
+    if options.resume_at is None:
+        if options.resume_command is not None:
+            raise UsageError("--resume-command must be given with --resume-at, got it alone.")
+        return Driver(options, folder, seconds)
+    from ._resume import ResumeDriver
+
+    return ResumeDriver(options, folder, seconds)
 
 
 def _check(options: JudgeOptions) -> None:
@@ -181,13 +193,12 @@ def _require_writable(folder: Path, option: str) -> None:
         ) from None
 
 
-def _words_of(command: str) -> list[str]:
+def _words_of(command: str, option: str = "--reference-command") -> list[str]:
     try:
         return shlex.split(command)
     except ValueError as error:
         raise UsageError(
-            f"--reference-command must be a command as a shell reads it, got {error} in "
-            f"{command!r}."
+            f"{option} must be a command as a shell reads it, got {error} in {command!r}."
         ) from None
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from . import _program
 from ._bundle import with_inputs_alone
-from ._data import Finding, causes_in_data, check_samples, is_about_lost_passes
+from ._data import Cause, Finding, causes_in_data, check_samples, is_about_lost_passes
 from .errors import BundleError
 
 CONFORMS, DIVERGES = 0, 1
@@ -24,6 +24,7 @@ def compare(
     run: Path,
     *,
     findings: list[Finding] | None = None,
+    causes: list[Cause] | None = None,
     notes: Sequence[str] = (),
     capture: bool = False,
 ) -> tuple[int, str]:
@@ -31,13 +32,13 @@ def compare(
 
     Both bundles are read here first, for samples that the ranks do not share out and for what makes
     a run differ though it is right. isoshard-judge is given all of it, so that it alone decides and
-    writes every report. `findings`: those about samples, where the caller has looked already.
-    `notes`: sentences for every report.
+    writes every report. `findings`: those about samples, where the caller has looked already; so
+    `causes`. `notes`: sentences for every report.
     """
     sys.stdout.flush()
     try:
         found = check_samples(reference, run) if findings is None else findings
-        causes = causes_in_data(reference, run)
+        causes = causes_in_data(reference, run) if causes is None else causes
     except BundleError:
         # It names the file and what must be there, if it sees a fault in the files itself.
         code, text = check_bundles(reference, run, capture=capture)

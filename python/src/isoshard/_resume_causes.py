@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What was not restored, where a resumed run differs from the uninterrupted one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from . import _bundle
+from ._course import Steps
+from ._data import Cause
+from ._rank_by_rank import Name, Step, same_bits
+
+
+@dataclass(frozen=True)
+class Sides:
+    """An uninterrupted run, recorded from step `at` on, and the one that was resumed there."""
+
+    at: int
+    uninterrupted: Path
+    resumed: Path
+    before: list[Steps]  # of each rank, what the steps of the uninterrupted run began with
+    begun: list[Steps]  # of each rank, what the resumed run began with
+
+
+def causes_of(sides: Sides) -> list[Cause]:
+    """What is found to be of another step, each beside the first record that shows it."""
+    size = len(sides.before)
+    wanted, actual = (
+        Step.read(bundle, 0, size) for bundle in (sides.uninterrupted, sides.resumed)
+    )
+    found = [
+        *_about_inputs(sides, wanted, actual),
+        *_about_weights(sides, wanted, actual),
+        *_about_rates(sides, wanted, actual),
+        *_about_draws(sides, wanted, actual),
+        *_about_optimizers(sides, wanted, actual),
+    ]
+    return found
+
+
+def _different(wanted: Step, actual: Step, kind: str) -> Iterator[tuple[int, Name]]:
+    """Ranks and records of a kind that both sides have, with other values."""
+    for name in wanted.names():
+        if name[0] != kind:
+            continue
+        for rank in range(len(wanted.records)):
+            a, b = wanted.tensor(rank, name), actual.tensor(rank, name)
+            if a is not None and b is not None and not same_bits(a, b):
+                yield rank, name
+
+
+def _about_inputs(sides: Sides, wanted: Step, actual: Step) -> Iterator[Cause]:
+    first = next(_different(wanted, actual, "data_id"), None)
+    if first is None:
+        return
+    rank, (kind, name, _) = first
+    own = sides.begun[rank].inputs[0]
+    steps = [
+        step
+        for step, inputs in enumerate(sides.before[rank].inputs[: sides.at])
+        if inputs[: len(own)] == own
+    ]
+    for step in _bundle.read_manifest(sides.uninterrupted)["steps"][1:]:
+        later = _bundle.read_some_tensors(sides.uninterrupted, step, rank, "data_id/")
+        theirs = {k: t for k, t in actual.tensors[rank].items() if k.startswith("data_id/")}
+        if later.keys() == theirs.keys() and all(same_bits(later[k], theirs[k]) for k in later):
+            steps.append(sides.at + step)
+    if steps:
+        text = (
+            f"the resumed run trains on the samples of step {steps[-1]} where step {sides.at} is "
+            "due: the position in the data was not restored"
+        )
+    else:
+        text = (
+            "the resumed run trains on samples of no step of the uninterrupted run: the order of "
+            "samples was not restored (the sampler's seed or state), or its skipped batches are "
+            "those of another order"
+        )
+    yield Cause(0, kind, name, text)
+
+
+def _about_weights(sides: Sides, wanted: Step, actual: Step) -> Iterator[Cause]:
+    as_read = [(r, n) for r, n in _different(wanted, actual, "param") if n[2] == 0]
+    if not as_read:
+        return
+    rank, (kind, name, _) = as_read[0]
+    before, own = sides.before[rank].weights, sides.begun[rank].weights[0]
+    steps = [step for step, weights in enumerate(before[: sides.at]) if weights == own]
+    stale = [n for n in own if own[n] == before[0].get(n) != before[sides.at].get(n)]
+    if 0 in steps:
+        text = (
+            "the resumed run begins with the weights that the uninterrupted run began with: no "
+            "checkpoint was loaded into the model (it was not found, or its names are others, such "
+            "as module.NAME under strict=False)"
+        )
+    elif steps:
+        text = (
+            f"the resumed run begins with the weights of step {steps[-1]}, not of step "
+            f"{sides.at}: the checkpoint is older. If the script does not save after "
+            f"{sides.at} steps, give --resume-at the number of steps after which it does"
+        )
+    elif stale:
+        text = (
+            f"{len(stale)} of {len(own)} trained weights, such as {stale[0]}, are those that the "
+            "uninterrupted run began with: the checkpoint was not loaded into them"
+        )
+    else:
+        text = "the resumed run begins with weights of no step of the uninterrupted run"
+    yield Cause(0, kind, name, text)
+
+
+def _about_rates(sides: Sides, wanted: Step, actual: Step) -> Iterator[Cause]:
+    name = ("scalar", "learning_rate", 0)
+    rates = [step.tensor(0, name) for step in (wanted, actual)]
+    if rates[0] is None or rates[1] is None or same_bits(rates[0], rates[1]):
+        return
+    steps = [i for i, rate in enumerate(sides.before[0].rates) if rate == float(rates[1])]
+    whose = f", which is that of step {steps[-1]}" if steps else ""
+    text = (
+        f"the learning rate is {float(rates[1]):g}{whose}, where step {sides.at} has "
+        f"{float(rates[0]):g}: the scheduler was not restored, or its count of steps"
+    )
+    yield Cause(0, name[0], name[1], text)
+
+
+def _about_draws(sides: Sides, wanted: Step, actual: Step) -> Iterator[Cause]:
+    first = next(_different(wanted, actual, "activation"), None)
+    if first is None or not sides.begun[0].has_dropout:
+        return
+    rank, (kind, name, _) = first
+    if sides.before[rank].random[sides.at] == sides.begun[rank].random[0]:
+        return
+    text = (
+        f"the state of random numbers on rank {rank} is not that of step {sides.at}, and the model "
+        "has dropout: the generators' state was not restored"
+    )
+    yield Cause(0, kind, name, text)
+
+
+def _about_optimizers(sides: Sides, wanted: Step, actual: Step) -> Iterator[Cause]:
+    different = list(_different(wanted, actual, "optimizer"))
+    states = [(r, n) for r, n in different if not n[1].endswith((".hyperparameters", ".buffer"))]
+    if not states:
+        return
+    _, (kind, name, _) = states[0]
+    counts = [(r, n) for r, n in states if n[1].endswith(".step")]
+    for rank, count in counts[:1]:
+        made, due = (_number(side.tensor(rank, count)) for side in (actual, wanted))
+        how = "was not loaded" if made == 1 else "is that of another step"
+        text = (
+            f"the optimizer has made {made} steps after this one, where the uninterrupted one has "
+            f"made {due} ({count[1]}): its state {how}"
+        )
+        yield Cause(0, kind, name, text)
+    fresh = [n for r, n in states if _is_fresh(actual, r, n)]
+    if not counts and fresh:
+        text = f"{fresh[0][1]} is the gradient of this step alone: the state was not loaded"
+        yield Cause(0, kind, name, text)
+
+
+def _is_fresh(step: Step, rank: int, state: Name) -> bool:
+    """Whether a momentum is what SGD begins with."""
+    parameter, _, what = state[1].rpartition(".")
+    gradient, own = step.tensor(rank, ("grad", parameter, 0)), step.tensor(rank, state)
+    if what != "momentum_buffer" or gradient is None or own is None:
+        return False
+    return same_bits(gradient, own)
+
+
+def _number(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else int(tensor.max())
