@@ -45,16 +45,20 @@ def main() -> None:
     parser.add_argument("--wrap", choices=["ddp", "fsdp2"], default="ddp")
     parser.add_argument("--optimizer", choices=["adamw", "sgd"], default="adamw")
     parser.add_argument("--dropout", type=float, default=0.0)
+    parser.add_argument("--bucket", type=float, default=25, help="of DDP, in MB")
+    parser.add_argument("--decay", type=float, default=0.9, help="of the learning rate in a step")
     parser.add_argument("--mistake", default="")
     args = parser.parse_args()
     dist.init_process_group("gloo")
     rank, size = dist.get_rank(), dist.get_world_size()
-    if args.mistake != "no seed":
+    if args.mistake == "no seed":
+        torch.seed()
+    else:
         torch.manual_seed(1)
     net = Net(args.dropout)
     model: nn.Module = net
     if args.wrap == "ddp":
-        model = nn.parallel.DistributedDataParallel(net)
+        model = nn.parallel.DistributedDataParallel(net, bucket_cap_mb=args.bucket)
     else:
         from torch.distributed.fsdp import fully_shard
 
@@ -64,7 +68,7 @@ def main() -> None:
         optimizer: torch.optim.Optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     else:
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 0.9**step)
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: args.decay**step)
     torch.manual_seed(10 + rank)
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(SAMPLES, 16, generator=generator)
@@ -76,25 +80,24 @@ def main() -> None:
         return name if args.wrap == "fsdp2" else name.with_suffix(".pt")
 
     def save() -> None:
-        draws = {f"random{r}": torch.zeros(0) for r in range(size)}
-        draws[f"random{rank}"] = torch.get_rng_state()
         if args.wrap == "fsdp2":
             weights, states = get_state_dict(model, optimizer)
             rest = {"schedule": schedule.state_dict(), "step": step}
             own = {f"random{rank}": torch.get_rng_state()}
-            dcp.save({"model": weights, "optimizer": states, "rest": rest, **own},
-                     checkpoint_id=file())  # fmt: skip
+            whole = {"model": weights, "optimizer": states, "rest": rest, **own}
+            dcp.save(whole, checkpoint_id=file())
             return
-        gathered: list[torch.Tensor] = [torch.empty_like(torch.get_rng_state()) for _ in range(size)]
-        dist.all_gather(gathered, torch.get_rng_state())
+        own = torch.get_rng_state()
+        gathered = [torch.empty_like(own) for _ in range(size)]
+        dist.all_gather(gathered, own)
+        state = {
+            "model": model.state_dict(),
+            "optimizer": optimizer.state_dict(),
+            "schedule": schedule.state_dict(),
+            "step": step,
+            "random": gathered,
+        }
         if rank == 0:
-            state = {
-                "model": model.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "schedule": schedule.state_dict(),
-                "step": step,
-                "random": gathered,
-            }
             torch.save(state, file())
 
     def load() -> int:
@@ -102,25 +105,18 @@ def main() -> None:
         if args.wrap == "fsdp2":
             weights, states = get_state_dict(model, optimizer)
             rest = {"schedule": schedule.state_dict(), "step": 0}
-            name = f"random{rank}"
-            whole = {"model": weights, "optimizer": states, "rest": rest,
-                     name: torch.get_rng_state()}  # fmt: skip
-            fresh = optimizer.state_dict() if wrong == "optimizer" else None
+            own = {f"random{rank}": torch.get_rng_state()}
+            whole = {"model": weights, "optimizer": states, "rest": rest, **own}
+            whole.pop(wrong, None)  # what is loaded is written into the model's own tensors
             dcp.load(whole, checkpoint_id=file())
-            if wrong == "optimizer":
-                assert fresh is not None
-                states["state"] = {}
-                set_state_dict(model, optimizer, model_state_dict=weights,
-                               optim_state_dict=get_state_dict(model, optimizer)[1])  # fmt: skip
-            elif wrong != "weights":
-                set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=states)
+            set_state_dict(model, optimizer, model_state_dict=weights, optim_state_dict=states)
             schedule.load_state_dict(rest["schedule"])
-            torch.set_rng_state(whole[name])
+            torch.set_rng_state(whole[f"random{rank}"])
             return int(rest["step"])
         state = torch.load(file(), weights_only=False)
         if wrong == "prefix":
             net.load_state_dict(state["model"], strict=False)
-        else:
+        elif wrong != "model":
             model.load_state_dict(state["model"])
         if wrong != "optimizer":
             optimizer.load_state_dict(state["optimizer"])
@@ -128,7 +124,7 @@ def main() -> None:
             schedule.load_state_dict(state["schedule"])
         if wrong != "random":
             torch.set_rng_state(state["random"][rank])
-        return int(state["step"]) + {"step": 1}.get(wrong, 0)
+        return int(state["step"]) + (wrong == "step")
 
     resumed = args.checkpoint is not None and file().exists() and args.mistake != "fresh"
     if resumed:

@@ -447,8 +447,8 @@ class AutoRecorder:
         self.is_done = True
         self.leave_notes()
         rank, _ = world()
-        if self.course is not None and self.course.steps.weights and self.hooks is None:
-            self.report(self.course.why_not(self._alive(), rank))
+        if self.course is not None and self.hooks is None and self.optimizers:
+            self.report(self.course.why_not(rank))
             return
         if self.hooks is None or self.recorder is None:
             self.report(

@@ -66,10 +66,22 @@ class Course:
             weakref.WeakKeyDictionary()
         )
         self._root: weakref.ref[torch.nn.Module] | None = None
+        self._calls = 0  # of the model
+        self._most = 0  # steps of any optimizer, also after it is gone
+        self._counted: weakref.WeakKeyDictionary[torch.optim.Optimizer, int] = (
+            weakref.WeakKeyDictionary()
+        )  # the calls before the last step that was counted
 
     def count(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        """A hook behind an optimizer's step."""
+        """A hook behind an optimizer's step. One without a forward pass before it does not count.
+
+        torch.distributed.checkpoint makes such a step to have an optimizer's states.
+        """
+        if self._calls == self._counted.get(optimizer, 0):
+            return
+        self._counted[optimizer] = self._calls
         step = self._made[optimizer] = self._made.get(optimizer, 0) + 1
+        self._most = max(self._most, step)
         rate = largest_learning_rate(optimizer)
         if rate is not None and step > len(self.steps.rates):
             self.steps.rates.append(rate)
@@ -85,6 +97,7 @@ class Course:
             self._root = weakref.ref(module)
         if self._root() is not module:
             return False
+        self._calls += 1
         made = self.made(optimizers)
         self._note(made, module, optimizers, inputs)
         return made >= (self.begin_at if self.end_at is None else self.end_at)
@@ -129,12 +142,17 @@ class Course:
         sys.stderr.flush()
         os._exit(0)
 
-    def why_not(self, optimizers: Iterable[torch.optim.Optimizer], rank: int) -> str:
+    def why_not(self, rank: int) -> str:
         """What is said if the script ended before the step that counts."""
+        if self.begin_at == 0 and self.end_at is None:
+            return (
+                f"Rank {rank} must go on to train when it is started again, got a script that ended "
+                "without a step. Let it train for longer than up to the stop (--resume-at)."
+            )
         at = self.begin_at if self.end_at is None else self.end_at
         return (
             f"Rank {rank} must begin step {at}, counted from 0 (--resume-at {at}), got a script "
-            f"that ended after {self.made(optimizers)} optimizer steps. Let it train for longer, or "
+            f"that ended after {self._most} optimizer steps. Let it train for longer, or "
             "give --resume-at a smaller number."
         )
 

@@ -168,7 +168,7 @@ def write_whole(reference: Path, run: Path, target: Path) -> None:
             place_fields = {"global_shape": shape, "local_shape": shape}
             entries.append(Entry({**_without_place(record), **place_fields}, tensor))
         _bundle.write_rank(target, manifest["run"], 0, step, entries)
-    _seal(target, manifest, [{**axis, "degree": 1} for axis in manifest["mesh"]])
+    _seal(target, reference, manifest, is_one=True)
 
 
 def write_ranks(reference: Path, run: Path, target: Path) -> None:
@@ -189,16 +189,25 @@ def write_ranks(reference: Path, run: Path, target: Path) -> None:
                 entries.append(Entry({**_without_place(record), **fields}, tensor))
             journal = actual.contents[rank].get("journal")
             _bundle.write_rank(target, manifest["run"], rank, step, entries, journal)
-    _seal(target, manifest, manifest["mesh"])
+    _seal(target, reference, manifest, is_one=False)
 
 
 def _without_place(record: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in record.items() if key not in _PLACES}
 
 
-def _seal(target: Path, manifest: dict[str, Any], mesh: list[dict[str, Any]]) -> None:
+def _seal(target: Path, reference: Path, manifest: dict[str, Any], *, is_one: bool) -> None:
     settings = manifest["settings"]
     judging = {k: v for k, v in settings["judging"].items() if k not in _OF_OTHER_MESHES}
+    theirs = _bundle.read_manifest(reference)
+    training = {**settings["training"]}
+    for part, wanted in theirs["settings"]["training"].items():
+        own = training.get(part)
+        if part == "optimizer" and own is not None and own.get("kind") == wanted.get("kind"):
+            training[part] = wanted  # its numbers are those of the first step, and are judged there
     content = {key: value for key, value in manifest.items() if key != "files"}
-    content["settings"] = {**settings, "judging": judging}
-    _bundle.seal(target, {**content, "mesh": mesh})
+    content["settings"] = {**settings, "judging": judging, "training": training}
+    content["steps"] = [step for step in manifest["steps"] if step in theirs["steps"]]
+    if is_one:
+        content["mesh"] = [{**axis, "degree": 1} for axis in manifest["mesh"]]
+    _bundle.seal(target, content)

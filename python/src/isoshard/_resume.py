@@ -18,7 +18,8 @@ from typing import Any
 
 from . import _bundle, _launch, _program
 from ._course import Steps, course_file
-from ._data import Cause
+from ._failures import Failure, why_failed
+from ._filters import fits
 from ._judge import (
     _FIRST_SEED,
     NUM_PERTURBED,
@@ -30,7 +31,6 @@ from ._judge import (
     _may_have_gpu,
     _words_of,
 )
-from ._failures import Failure, why_failed
 from ._rank_by_rank import first_difference, write_ranks, write_whole
 from ._resume_causes import Sides, causes_of
 from ._seconds import Seconds
@@ -41,8 +41,8 @@ PLACE = "{run}"
 VARIABLE = "ISOSHARD_RUN_DIR"
 _FILES = "run-dirs"
 _UNINTERRUPTED, _STOPPED, _RESUMED = "uninterrupted", "stopped", "resumed"
-#: Kinds that two right runs on the same ranks have alike, with no tolerance.
-_GIVEN = ("data_id", "mask")
+#: Records that two right runs on the same ranks have alike, with no tolerance.
+_GIVEN = ("data_id/*", "mask/*", "scalar/learning_rate", "optimizer/*.hyperparameters")
 
 
 class ResumeDriver(Driver):
@@ -178,7 +178,7 @@ class ResumeDriver(Driver):
                         "it has found a checkpoint of the uninterrupted run, or an older one: write "
                         f"{PLACE} where the command names the checkpoint."
                     )
-                is_same = wanted == actual and whole.inputs[step][:1] == stopped.inputs[step][:1]
+                is_same = wanted == actual and whole.inputs[step] == stopped.inputs[step]
                 if not is_same:
                     what = "weights" if wanted != actual else "inputs"
                     raise RunError(
@@ -197,7 +197,7 @@ class ResumeDriver(Driver):
             write_whole(recorded, recorded, reference)
             write_ranks(recorded, resumed, run)
             different = first_difference(recorded, resumed)
-        if different is not None and not _is_begun_with(*different):
+        if different is not None and not _is_exact(*different):
             self._measure(recorded, reference)
         with self.seconds.measure("compare"):
             notes = [
@@ -251,10 +251,10 @@ class ResumeDriver(Driver):
         _program.respond(reference, perturbed)
 
 
-def _is_begun_with(step: int, name: tuple[str, str, int]) -> bool:
-    """Whether a record is of data, or of the weights that a run begins with."""
-    kind, _, call = name
-    return kind in _GIVEN or (step == 0 and kind == "param" and call == 0)
+def _is_exact(step: int, record: tuple[str, str, int]) -> bool:
+    """Whether a record is of what a step is given, or of the weights that a run begins with."""
+    kind, name, call = record
+    return fits(kind, name, _GIVEN) or (step == 0 and kind == "param" and call == 0)
 
 
 def _check(options: JudgeOptions) -> None:

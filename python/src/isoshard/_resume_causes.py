@@ -14,6 +14,9 @@ from ._course import Steps
 from ._data import Cause
 from ._rank_by_rank import Name, Step, same_bits
 
+#: Kind and name of what the judge compares first.
+_EARLIEST = ("scalar", "learning_rate")
+
 
 @dataclass(frozen=True)
 class Sides:
@@ -32,14 +35,41 @@ def causes_of(sides: Sides) -> list[Cause]:
     wanted, actual = (
         Step.read(bundle, 0, size) for bundle in (sides.uninterrupted, sides.resumed)
     )
-    found = [
+    if cause := _about_all(sides):
+        return [cause]
+    return [
         *_about_inputs(sides, wanted, actual),
         *_about_weights(sides, wanted, actual),
-        *_about_rates(sides, wanted, actual),
+        *_about_rates(sides),
         *_about_draws(sides, wanted, actual),
         *_about_optimizers(sides, wanted, actual),
+        *_about_end(sides),
     ]
-    return found
+
+
+def _about_all(sides: Sides) -> Cause | None:
+    """Whether weights and samples of all ranks are those of one earlier step."""
+    steps = set(range(sides.at))
+    for before, begun in zip(sides.before, sides.begun, strict=True):
+        own = begun.inputs[0]
+        steps &= {
+            step
+            for step in steps
+            if before.weights[step] == begun.weights[0] and before.inputs[step][: len(own)] == own
+        }
+    if not steps:
+        return None
+    text = (
+        f"the second start begins with the weights and samples of step {max(steps)}, not of step "
+        f"{sides.at}: it has loaded an older checkpoint. If the script does not save after "
+        f"{sides.at} steps, give --resume-at the number of steps after which it does"
+    )
+    if 0 in steps:
+        text = (
+            "the second start begins with the weights and samples of step 0: the script did not "
+            "resume, because it looked for no checkpoint or found none"
+        )
+    return Cause(0, *_EARLIEST, text)
 
 
 def _different(wanted: Step, actual: Step, kind: str) -> Iterator[tuple[int, Name]]:
@@ -93,15 +123,14 @@ def _about_weights(sides: Sides, wanted: Step, actual: Step) -> Iterator[Cause]:
     stale = [n for n in own if own[n] == before[0].get(n) != before[sides.at].get(n)]
     if 0 in steps:
         text = (
-            "the resumed run begins with the weights that the uninterrupted run began with: no "
-            "checkpoint was loaded into the model (it was not found, or its names are others, such "
-            "as module.NAME under strict=False)"
+            "the resumed run begins with the weights of step 0, though not with its samples: "
+            "nothing was loaded into the model. Does the checkpoint have other names, such as "
+            "module.NAME, which strict=False leaves out?"
         )
     elif steps:
         text = (
-            f"the resumed run begins with the weights of step {steps[-1]}, not of step "
-            f"{sides.at}: the checkpoint is older. If the script does not save after "
-            f"{sides.at} steps, give --resume-at the number of steps after which it does"
+            f"the resumed run begins with the weights of step {steps[-1]} where those of step "
+            f"{sides.at} are due: they were saved too early, or by another step's name"
         )
     elif stale:
         text = (
@@ -113,18 +142,39 @@ def _about_weights(sides: Sides, wanted: Step, actual: Step) -> Iterator[Cause]:
     yield Cause(0, kind, name, text)
 
 
-def _about_rates(sides: Sides, wanted: Step, actual: Step) -> Iterator[Cause]:
-    name = ("scalar", "learning_rate", 0)
-    rates = [step.tensor(0, name) for step in (wanted, actual)]
-    if rates[0] is None or rates[1] is None or same_bits(rates[0], rates[1]):
+def _about_rates(sides: Sides) -> Iterator[Cause]:
+    name = "scalar/learning_rate"
+    steps = [_bundle.read_manifest(b)["steps"] for b in (sides.uninterrupted, sides.resumed)]
+    for step in (s for s in steps[0] if s in steps[1]):
+        wanted, actual = (
+            _bundle.read_some_tensors(bundle, step, 0, name).get(f"{name}/0")
+            for bundle in (sides.uninterrupted, sides.resumed)
+        )
+        if wanted is None or actual is None or same_bits(wanted, actual):
+            continue
+        rate = float(actual)
+        known = [i for i, other in enumerate(sides.before[0].rates) if other == rate]
+        whose = f", as in step {known[-1]}" if known else ""
+        text = (
+            f"the learning rate is {rate:g}{whose}, where step {sides.at + step} has "
+            f"{float(wanted):g}: the scheduler or the optimizer's groups, which have the rate, "
+            "were not restored"
+        )
+        yield Cause(step, "scalar", "learning_rate", text)
         return
-    steps = [i for i, rate in enumerate(sides.before[0].rates) if rate == float(rates[1])]
-    whose = f", which is that of step {steps[-1]}" if steps else ""
-    text = (
-        f"the learning rate is {float(rates[1]):g}{whose}, where step {sides.at} has "
-        f"{float(rates[0]):g}: the scheduler was not restored, or its count of steps"
+
+
+def _about_end(sides: Sides) -> Iterator[Cause]:
+    wanted, actual = (
+        _bundle.read_manifest(bundle)["steps"] for bundle in (sides.uninterrupted, sides.resumed)
     )
-    yield Cause(0, name[0], name[1], text)
+    missing = sorted(set(wanted) - set(actual))
+    if missing:
+        text = (
+            f"the resumed run ends before step {sides.at + missing[0]}, which the uninterrupted "
+            "run makes"
+        )
+        yield Cause(missing[0], *_EARLIEST, text)
 
 
 def _about_draws(sides: Sides, wanted: Step, actual: Step) -> Iterator[Cause]:
@@ -150,10 +200,9 @@ def _about_optimizers(sides: Sides, wanted: Step, actual: Step) -> Iterator[Caus
     counts = [(r, n) for r, n in states if n[1].endswith(".step")]
     for rank, count in counts[:1]:
         made, due = (_number(side.tensor(rank, count)) for side in (actual, wanted))
-        how = "was not loaded" if made == 1 else "is that of another step"
         text = (
-            f"the optimizer has made {made} steps after this one, where the uninterrupted one has "
-            f"made {due} ({count[1]}): its state {how}"
+            f"the optimizer counts {made} steps after this one, where that of the uninterrupted "
+            f"run counts {due} ({count[1]}): its state was not restored"
         )
         yield Cause(0, kind, name, text)
     fresh = [n for r, n in states if _is_fresh(actual, r, n)]
