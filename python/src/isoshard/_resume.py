@@ -32,7 +32,7 @@ from ._judge import (
     _words_of,
 )
 from ._rank_by_rank import first_difference, write_ranks, write_whole
-from ._resume_causes import Sides, causes_of
+from ._resume_causes import Sides, courses_of, unrestored
 from ._seconds import Seconds
 from .errors import RunError, UsageError
 
@@ -148,10 +148,6 @@ class ResumeDriver(Driver):
     def _case(self) -> str:
         return f"{super()._case()} from step {self.at} on"
 
-    def _courses(self, name: str) -> list[Steps]:
-        logs = _logs_of(self.folder / name)
-        return [Steps.read(course_file(logs, rank)) for rank in range(self.mesh.size)]
-
     # -- what must hold before anything is compared ------------------------------------------
 
     def _require_files(self, name: str) -> None:
@@ -166,8 +162,10 @@ class ResumeDriver(Driver):
 
     def _require_same_course(self) -> None:
         """The stopped run must be the beginning of the uninterrupted one."""
-        pairs = zip(self._courses(_UNINTERRUPTED), self._courses(_STOPPED), strict=True)
-        for rank, (whole, stopped) in enumerate(pairs):
+        courses = (
+            courses_of(self.folder / name, self.mesh.size) for name in (_UNINTERRUPTED, _STOPPED)
+        )
+        for rank, (whole, stopped) in enumerate(zip(*courses, strict=True)):
             for step, (wanted, actual) in enumerate(
                 zip(whole.weights, stopped.weights, strict=True)
             ):
@@ -206,19 +204,13 @@ class ResumeDriver(Driver):
                 f"Steps are counted from where the run was resumed: step 0 here is step {self.at} "
                 "of the training.",
             ]
-            sides = Sides(
-                self.at,
-                recorded,
-                resumed,
-                self._courses(_UNINTERRUPTED),
-                self._courses(_RESUMED),
-            )
+            found = unrestored(Sides.of(recorded, resumed, self.at))
             code, _ = _verdict.compare(
                 [*self._compare_words(reference, run), "--grad-scale", "1"],
                 reference,
                 run,
                 findings=[],
-                causes=causes_of(sides),
+                causes=[one.cause for one in found],
                 notes=notes,
             )
         if not self.options.quiet:

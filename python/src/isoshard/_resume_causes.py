@@ -10,9 +10,10 @@ from pathlib import Path
 import torch
 
 from . import _bundle
-from ._course import Steps
+from ._auto import notes_folder
+from ._course import Steps, course_file
 from ._data import Cause
-from ._rank_by_rank import Name, Step, same_bits
+from ._rank_by_rank import Name, Step, same_bits, world_size_of
 
 #: Kind and name of what the judge compares first.
 _EARLIEST = ("scalar", "learning_rate")
@@ -28,8 +29,34 @@ class Sides:
     before: list[Steps]  # of each rank, what the steps of the uninterrupted run began with
     begun: list[Steps]  # of each rank, what the resumed run began with
 
+    @staticmethod
+    def of(uninterrupted: Path, resumed: Path, at: int) -> Sides:
+        """From the bundles and what the ranks have left beside them."""
+        size = world_size_of(uninterrupted)
+        before, begun = (courses_of(bundle, size) for bundle in (uninterrupted, resumed))
+        return Sides(at, uninterrupted, resumed, before, begun)
 
-def causes_of(sides: Sides) -> list[Cause]:
+
+def courses_of(bundle: Path, world_size: int) -> list[Steps]:
+    """What each rank of a run has seen of the steps before it was recorded, or stopped."""
+    logs = notes_folder(bundle)
+    return [Steps.read(course_file(logs, rank)) for rank in range(world_size)]
+
+
+@dataclass(frozen=True)
+class Unrestored:
+    """Something that a resumed run has of another step, or anew.
+
+    `what`: everything, data, weights, learning_rate, random_state, optimizer or end. `step`: the
+    step of the training that it is of; None where it is of none.
+    """
+
+    what: str
+    step: int | None
+    cause: Cause
+
+
+def unrestored(sides: Sides) -> list[Unrestored]:
     """What is found to be of another step, each beside the first record that shows it."""
     size = len(sides.before)
     wanted, actual = (
@@ -47,7 +74,7 @@ def causes_of(sides: Sides) -> list[Cause]:
     ]
 
 
-def _about_all(sides: Sides) -> Cause | None:
+def _about_all(sides: Sides) -> Unrestored | None:
     """Whether weights and samples of all ranks are those of one earlier step."""
     steps = set(range(sides.at))
     for before, begun in zip(sides.before, sides.begun, strict=True):
@@ -69,7 +96,7 @@ def _about_all(sides: Sides) -> Cause | None:
             "the second start begins with the weights and samples of step 0: the script did not "
             "resume, because it looked for no checkpoint or found none"
         )
-    return Cause(0, *_EARLIEST, text)
+    return Unrestored("everything", max(steps), Cause(0, *_EARLIEST, text))
 
 
 def _different(wanted: Step, actual: Step, kind: str) -> Iterator[tuple[int, Name]]:
@@ -83,7 +110,7 @@ def _different(wanted: Step, actual: Step, kind: str) -> Iterator[tuple[int, Nam
                 yield rank, name
 
 
-def _about_inputs(sides: Sides, wanted: Step, actual: Step) -> Iterator[Cause]:
+def _about_inputs(sides: Sides, wanted: Step, actual: Step) -> Iterator[Unrestored]:
     first = next(_different(wanted, actual, "data_id"), None)
     if first is None:
         return
@@ -101,8 +128,8 @@ def _about_inputs(sides: Sides, wanted: Step, actual: Step) -> Iterator[Cause]:
             steps.append(sides.at + step)
     if steps:
         text = (
-            f"the resumed run trains on the samples of step {steps[-1]} where step {sides.at} is "
-            "due: the position in the data was not restored"
+            f"the resumed run trains on the samples of step {steps[-1]} where those of step {sides.at} are "
+            "due: the position in the data was not restored, or the epoch of their order"
         )
     else:
         text = (
@@ -110,10 +137,11 @@ def _about_inputs(sides: Sides, wanted: Step, actual: Step) -> Iterator[Cause]:
             "samples was not restored (the sampler's seed or state), or its skipped batches are "
             "those of another order"
         )
-    yield Cause(0, kind, name, text)
+    step_read = steps[-1] if steps else None
+    yield Unrestored("data", step_read, Cause(0, kind, name, text))
 
 
-def _about_weights(sides: Sides, wanted: Step, actual: Step) -> Iterator[Cause]:
+def _about_weights(sides: Sides, wanted: Step, actual: Step) -> Iterator[Unrestored]:
     as_read = [(r, n) for r, n in _different(wanted, actual, "param") if n[2] == 0]
     if not as_read:
         return
@@ -139,10 +167,11 @@ def _about_weights(sides: Sides, wanted: Step, actual: Step) -> Iterator[Cause]:
         )
     else:
         text = "the resumed run begins with weights of no step of the uninterrupted run"
-    yield Cause(0, kind, name, text)
+    step = steps[-1] if steps else (0 if stale else None)
+    yield Unrestored("weights", step, Cause(0, kind, name, text))
 
 
-def _about_rates(sides: Sides) -> Iterator[Cause]:
+def _about_rates(sides: Sides) -> Iterator[Unrestored]:
     name = "scalar/learning_rate"
     steps = [_bundle.read_manifest(b)["steps"] for b in (sides.uninterrupted, sides.resumed)]
     for step in (s for s in steps[0] if s in steps[1]):
@@ -160,11 +189,13 @@ def _about_rates(sides: Sides) -> Iterator[Cause]:
             f"{float(wanted):g}: the scheduler or the optimizer's groups, which have the rate, "
             "were not restored"
         )
-        yield Cause(step, "scalar", "learning_rate", text)
+        of_step = known[-1] if known else None
+        cause = Cause(step, "scalar", "learning_rate", text)
+        yield Unrestored("learning_rate", of_step, cause)
         return
 
 
-def _about_end(sides: Sides) -> Iterator[Cause]:
+def _about_end(sides: Sides) -> Iterator[Unrestored]:
     wanted, actual = (
         _bundle.read_manifest(bundle)["steps"] for bundle in (sides.uninterrupted, sides.resumed)
     )
@@ -174,10 +205,10 @@ def _about_end(sides: Sides) -> Iterator[Cause]:
             f"the resumed run ends before step {sides.at + missing[0]}, which the uninterrupted "
             "run makes"
         )
-        yield Cause(missing[0], *_EARLIEST, text)
+        yield Unrestored("end", sides.at + missing[0], Cause(missing[0], *_EARLIEST, text))
 
 
-def _about_draws(sides: Sides, wanted: Step, actual: Step) -> Iterator[Cause]:
+def _about_draws(sides: Sides, wanted: Step, actual: Step) -> Iterator[Unrestored]:
     first = next(_different(wanted, actual, "activation"), None)
     if first is None or not sides.begun[0].has_dropout:
         return
@@ -188,10 +219,10 @@ def _about_draws(sides: Sides, wanted: Step, actual: Step) -> Iterator[Cause]:
         f"the state of random numbers on rank {rank} is not that of step {sides.at}, and the model "
         "has dropout: the generators' state was not restored"
     )
-    yield Cause(0, kind, name, text)
+    yield Unrestored("random_state", None, Cause(0, kind, name, text))
 
 
-def _about_optimizers(sides: Sides, wanted: Step, actual: Step) -> Iterator[Cause]:
+def _about_optimizers(sides: Sides, wanted: Step, actual: Step) -> Iterator[Unrestored]:
     different = list(_different(wanted, actual, "optimizer"))
     states = [(r, n) for r, n in different if not n[1].endswith((".hyperparameters", ".buffer"))]
     if not states:
@@ -204,11 +235,11 @@ def _about_optimizers(sides: Sides, wanted: Step, actual: Step) -> Iterator[Caus
             f"the optimizer counts {made} steps after this one, where that of the uninterrupted "
             f"run counts {due} ({count[1]}): its state was not restored"
         )
-        yield Cause(0, kind, name, text)
+        yield Unrestored("optimizer", None, Cause(0, kind, name, text))
     fresh = [n for r, n in states if _is_fresh(actual, r, n)]
     if not counts and fresh:
         text = f"{fresh[0][1]} is the gradient of this step alone: the state was not loaded"
-        yield Cause(0, kind, name, text)
+        yield Unrestored("optimizer", None, Cause(0, kind, name, text))
 
 
 def _is_fresh(step: Step, rank: int, state: Name) -> bool:
