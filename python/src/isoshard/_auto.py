@@ -31,6 +31,7 @@ from ._checks import (
     replaced_parameters,
     switch_dropout_off,
 )
+from ._course import Course
 from ._deepspeed import EngineHooks, is_engine, perturb_engine
 from ._generic import move_recorded, read_shapes, write_shapes
 from ._hooks import Hooks
@@ -73,6 +74,9 @@ class AutoConfig:
     sees_loss_inputs: bool = False  # record what the loss takes besides the model's output
     replay: str | None = None  # the plan of inputs that take the place of the script's own
     shapes: str | None = None  # of the reference's parameters: it writes them, the run reads them
+    follow: bool = False  # whether to leave what each step began with, up to the one that counts
+    begin_at: int = 0  # the first step that is recorded; others come before it
+    end_at: int | None = None  # the step at which the process ends, with nothing recorded
     overrides: dict[str, Any] = field(default_factory=dict)
 
     def to_text(self) -> str:
@@ -149,6 +153,7 @@ class AutoRecorder:
         self._labels = LabelCounts()
         self._sealing: threading.Thread | None = None
         self.on_end: Callable[[], None] = lambda: None
+        self.course = Course(config.begin_at, config.end_at) if config.follow else None
 
     def install(self) -> None:
         """Puts the two hooks in place: on building optimizers and on calling modules."""
@@ -160,6 +165,8 @@ class AutoRecorder:
             recorder.optimizers.append(weakref.ref(optimizer))
             optimizer.register_step_pre_hook(recorder._watch_first_closure)
             optimizer.register_step_pre_hook(recorder._before_unrecorded_step)
+            if recorder.course is not None:
+                optimizer.register_step_post_hook(recorder.course.count)
             watch(recorder.megatron)
             if recorder.hooks is not None and not recorder._steps_itself(recorder.root):
                 recorder._refuse_steps_of(optimizer)
@@ -168,7 +175,7 @@ class AutoRecorder:
         self._call = torch.nn.Module.__call__
 
         def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
-            recorder._before_call(module)
+            recorder._before_call(module, (args, kwargs))
             return recorder._call(module, *args, **kwargs)
 
         self._set(torch.nn.Module, "__call__", call)
@@ -230,7 +237,7 @@ class AutoRecorder:
             is_megatron(module) and bool(optimizers_of(module, self.megatron))
         )
 
-    def _before_call(self, module: torch.nn.Module) -> None:
+    def _before_call(self, module: torch.nn.Module, inputs: Any = ((), {})) -> None:
         if self.is_done or self.has_error or id(module) in self._own:
             return
         if not torch.is_grad_enabled():
@@ -242,6 +249,7 @@ class AutoRecorder:
         if not optimizers:
             return
         if self._steps_itself(module):
+            self._refuse_to_follow(module)
             self._begin(module, [])
             return
         held = {id(p) for o in optimizers for g in o.param_groups for p in g["params"]}
@@ -254,7 +262,37 @@ class AutoRecorder:
                 self._not_held.add(called)
                 self._inside.update(called.modules())
             return
-        self._begin(module, [o for o in optimizers if _holds_any(o, own)])
+        mine = [o for o in optimizers if _holds_any(o, own)]
+        if self._has_come(module, mine, inputs):
+            self._begin(module, mine)
+
+    def _refuse_to_follow(self, module: torch.nn.Module) -> None:
+        if self.course is not None:
+            error = RecordError(
+                "--resume-at must be given a script whose steps are those of torch.optim "
+                f"optimizers, got {type(unwrapped(module)).__name__}, which a framework steps "
+                "(DeepSpeed, Megatron-Core). Record both runs with isoshard.record."
+            )
+            self.report(error)
+            raise error
+
+    def _has_come(
+        self, module: torch.nn.Module, optimizers: list[torch.optim.Optimizer], inputs: Any
+    ) -> bool:
+        """Whether recording begins with this call of the model. It may end the process instead."""
+        if self.course is None:
+            return True
+        if self.config.no_dropout:
+            switch_dropout_off(unwrapped(module))
+        if not self.course.has_come(module, optimizers, inputs):
+            return False
+        rank, _ = world()
+        logs = notes_folder(Path(self.config.directory))
+        if self.config.end_at is not None:
+            self.on_end()
+            self.course.stop(logs, rank)
+        self.course.leave(logs, rank)
+        return True
 
     def _refuse_second(self, module: torch.nn.Module) -> None:
         """Everything that is trained must be inside of the recorded model when it is called."""
@@ -339,7 +377,7 @@ class AutoRecorder:
                 perturb_megatron(module, found, config.perturb, config.tables)
             else:
                 outside = outside_parameters(model, optimizers)
-                perturb(model, config.perturb, outside, config.tables)
+                perturb(model, config.perturb, outside, config.tables, on_ranks=config.follow)
         _, size = world()
         if config.mesh is not None and parse_mesh(config.mesh).size != size:
             raise RecordError(
@@ -421,6 +459,9 @@ class AutoRecorder:
         self.is_done = True
         self.leave_notes()
         rank, _ = world()
+        if self.course is not None and self.hooks is None and self.optimizers:
+            self.report(self.course.why_not(rank))
+            return
         if self.hooks is None or self.recorder is None:
             self.report(
                 f"Rank {rank} must call a module whose parameters an optimizer of torch.optim "

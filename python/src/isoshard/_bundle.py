@@ -123,11 +123,14 @@ def write_rank(
 ) -> None:
     """Writes the three files of a step and rank; the .done file comes last.
 
-    `notes` is for this package, not for the judge: `buffers`, fingerprints of those that a
-    recording begins with (_buffers); `labels` and `losses` of its passes (_means); `unread`, the number of forward passes whose
-    gradients the step has not read, which have no records; `passes`, micro-batch and rows of each
-    input's forward passes (_micro_batches.passes_of); `sites`, the lines of the script that made
-    tensors (_call_sites); `tables`, the parameters that are frozen tables (_frozen_tables).
+    `notes` is for this package, not for the judge:
+    - `unread`, the number of forward passes whose gradients the step has not read, which have no
+      records;
+    - `passes`, micro-batch and rows of each input's forward passes (_micro_batches.passes_of);
+    - `labels` and `losses` of the passes (_means);
+    - `sites`, the lines of the script that made tensors (_call_sites);
+    - `buffers`, fingerprints of those that a recording begins with (_buffers);
+    - `tables`, the parameters that are frozen tables (_frozen_tables).
     """
     names = [e.tensor_name for e in entries]
     if len(set(names)) < len(names):

@@ -100,6 +100,12 @@ def random_state() -> list[torch.Tensor]:
     return states
 
 
+def draws_masks(model: torch.nn.Module) -> bool:
+    """Whether a module of the model is a dropout that is not switched off."""
+    kind = torch.nn.modules.dropout._DropoutNd
+    return any(isinstance(m, kind) and m.p > 0 and m.training for m in model.modules())
+
+
 def refuse_dropout(model: torch.nn.Module) -> None:
     """Raises if the model draws dropout masks, which no two layouts draw alike."""
     names = [

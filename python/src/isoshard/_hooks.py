@@ -79,7 +79,8 @@ class Hooks:
         self.recorder, self.on_error, self.replay = recorder, on_error, recorder.replay
         self.model = unwrapped(model)
         self.compiled_root = compiled_root(model)
-        refuse_dropout(self.model)
+        if not recorder.options.draws_repeat:
+            refuse_dropout(self.model)
         self.optimizers = without_inner(optimizers)
         self.max_steps, self.on_last_step = max_steps, on_last_step
         self._undo: list[Callable[[], None]] = []

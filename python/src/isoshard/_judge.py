@@ -47,7 +47,7 @@ _OURS = "ours"  # in place of a bundle: the program isoshard makes the reference
 #: What --report may end in, as isoshard-judge writes it.
 _REPORT_ENDINGS = (".json", ".txt", ".xml", ".html")
 _ERROR_NAMES = r"rank\d+(\.finding)?\.txt"
-_LOG_NAMES = r".*\.log|.*\.stack|.*\.notes|modules\.json"
+_LOG_NAMES = r".*\.log|.*\.stack|.*\.notes|.*\.course|modules\.json"
 
 
 @dataclass
@@ -82,6 +82,8 @@ class JudgeOptions:
     precision: str = "both"
     generic_weights: bool = False
     replay: bool = False
+    resume_at: int | None = None
+    resume_command: str | None = None
 
 
 def judge(options: JudgeOptions) -> int:
@@ -94,7 +96,7 @@ def judge(options: JudgeOptions) -> int:
         _require_writable(keep, "--output-dir")
     folder = keep or Path(tempfile.mkdtemp(prefix="isoshard-"))
     try:
-        driver = Driver(options, folder.resolve(), seconds)
+        driver = _driver_of(options, folder.resolve(), seconds)
         if options.report is not None:
             _check_report(options.report)
         driver.require_script()
@@ -107,6 +109,16 @@ def judge(options: JudgeOptions) -> int:
             shutil.rmtree(path, ignore_errors=True)
         if keep is None:
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _driver_of(options: JudgeOptions, folder: Path, seconds: Seconds) -> Driver:
+    if options.resume_at is None:
+        if options.resume_command is not None:
+            raise UsageError("--resume-command must be given with --resume-at, got it alone.")
+        return Driver(options, folder, seconds)
+    from ._resume import ResumeDriver
+
+    return ResumeDriver(options, folder, seconds)
 
 
 def _check(options: JudgeOptions) -> None:
@@ -204,13 +216,12 @@ def _require_writable(folder: Path, option: str) -> None:
         ) from None
 
 
-def _words_of(command: str) -> list[str]:
+def _words_of(command: str, option: str = "--reference-command") -> list[str]:
     try:
         return shlex.split(command)
     except ValueError as error:
         raise UsageError(
-            f"--reference-command must be a command as a shell reads it, got {error} in "
-            f"{command!r}."
+            f"{option} must be a command as a shell reads it, got {error} in {command!r}."
         ) from None
 
 
@@ -615,29 +626,8 @@ class Driver:
             notes = [REPLAYED] if options.replay else describe_foreign(reference, run)
             notes += [*unread_results(run), *settle(reference, run)]
             resolve(reference, run)
-            arguments = [str(reference), str(run)]
-            for flag, value in (
-                ("--not-recorded", ",".join(options.not_recorded) or None),
-                ("--partial", options.partial),
-                ("--grad-scale", options.grad_scale),
-                ("--mesh", str(self.mesh)),
-                ("--only", ",".join(options.only) or None),
-                ("--at-steps", ",".join(map(str, options.at_steps)) or None),
-            ):
-                if value is not None:
-                    arguments += [flag, str(value)]
-            if options.verbose:
-                arguments.append("--verbose")
-            if options.quiet:
-                arguments.append("--quiet")
-            arguments += ["--seconds-before", f"{self.seconds.total():.3f}"]
-            arguments += ["--output-dir", str(self.folder / "report")]
-            if options.report is not None:
-                arguments += ["--report", str(options.report)]
-            if options.made_by:
-                arguments += ["--made-by", json.dumps(options.made_by)]
             code, _ = _verdict.compare(
-                arguments,
+                self._compare_words(reference, run),
                 reference,
                 run,
                 findings=findings,
@@ -659,6 +649,32 @@ class Driver:
         from ._data import check_samples
 
         return check_samples(reference, run)
+
+    def _compare_words(self, reference: Path, run: Path) -> list[str]:
+        """The arguments of isoshard-judge compare."""
+        options = self.options
+        arguments = [str(reference), str(run)]
+        for flag, value in (
+            ("--not-recorded", ",".join(options.not_recorded) or None),
+            ("--partial", options.partial),
+            ("--grad-scale", options.grad_scale),
+            ("--mesh", str(self.mesh)),
+            ("--only", ",".join(options.only) or None),
+            ("--at-steps", ",".join(map(str, options.at_steps)) or None),
+        ):
+            if value is not None:
+                arguments += [flag, str(value)]
+        if options.verbose:
+            arguments.append("--verbose")
+        if options.quiet:
+            arguments.append("--quiet")
+        arguments += ["--seconds-before", f"{self.seconds.total():.3f}"]
+        arguments += ["--output-dir", str(self.folder / "report")]
+        if options.report is not None:
+            arguments += ["--report", str(options.report)]
+        if options.made_by:
+            arguments += ["--made-by", json.dumps(options.made_by)]
+        return arguments
 
     def _tell_missing_steps(self, run: Path) -> None:
         """Prints how many of the steps that were asked for the script did not make."""

@@ -41,6 +41,7 @@ class Options:
     grad_scale: float | None = None
     loss_reduction: str = "avg"
     allow_draws: bool = False
+    draws_repeat: bool = False  # the judged run draws what its reference draws: on the same ranks
     preset: str = "auto"
     only: Sequence[str] = ()
     at_steps: Sequence[int] = ()

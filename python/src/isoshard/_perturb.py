@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Collection, Mapping
 
 import torch
@@ -18,6 +19,8 @@ def perturb(
     seed: int,
     outside: Mapping[str, torch.Tensor] | None = None,
     tables: Collection[str] = (),
+    *,
+    on_ranks: bool = False,
 ) -> None:
     """Moves each floating-point or complex parameter by one ulp of its dtype, in place; so those
     outside.
@@ -25,8 +28,9 @@ def perturb(
     Where FSDP2 or autocast computes in 16 bits, it is an ulp of those: a smaller one would be lost
     in the cast. `tables` are parameters that stay as they are (_frozen_tables).
 
-    A parameter that a DTensor cuts over several ranks is refused: perturbed runs are runs of one
-    process (or of ranks that all hold the whole model).
+    A parameter that a DTensor cuts over several ranks is refused, because perturbed runs are runs
+    of one process. `on_ranks`: they are runs on the ranks of their reference, so each rank moves
+    what it has of a parameter; ranks with the same part move it alike.
     """
     reshard(model)
     generator = torch.Generator().manual_seed(seed)
@@ -37,7 +41,9 @@ def perturb(
                 continue
             if name in tables:
                 continue
-            if is_dtensor(parameter) and local_of(parameter).shape != parameter.shape:
+            if on_ranks:  # whatever parts of other parameters this rank has
+                generator = torch.Generator().manual_seed(_seed_of(seed, name))
+            elif is_dtensor(parameter) and local_of(parameter).shape != parameter.shape:
                 raise RecordError(
                     f"A perturbed run must hold whole parameters, got {name} cut over ranks. "
                     "Give a reference command that runs one process."
@@ -51,6 +57,10 @@ def perturb(
                 _move_by_one_coarse_ulp(local, coarse, generator)
             else:
                 move_by_one_ulp(local, generator)
+
+
+def _seed_of(seed: int, name: str) -> int:
+    return seed * 1_000_003 + zlib.crc32(name.encode())
 
 
 def _compute_dtypes(model: torch.nn.Module) -> dict[int, torch.dtype]:

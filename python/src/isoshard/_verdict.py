@@ -13,7 +13,7 @@ from . import _program
 from ._buffers import check_buffers
 from ._bundle import with_inputs_alone
 from ._call_sites import read_call_sites
-from ._data import Finding, causes_in_data, check_samples, is_about_lost_passes
+from ._data import Cause, Finding, causes_in_data, check_samples, is_about_lost_passes
 from .errors import BundleError
 
 CONFORMS, DIVERGES = 0, 1
@@ -26,6 +26,7 @@ def compare(
     run: Path,
     *,
     findings: list[Finding] | None = None,
+    causes: list[Cause] | None = None,
     notes: Sequence[str] = (),
     capture: bool = False,
 ) -> tuple[int, str]:
@@ -33,14 +34,14 @@ def compare(
 
     Both bundles are read here first, for samples that the ranks do not share out and for what makes
     a run differ though it is right. isoshard-judge is given all of it, so that it alone decides and
-    writes every report. `findings`: those about samples, where the caller has looked already.
-    `notes`: sentences for every report. Findings get the lines of the script that made their
-    tensors.
+    writes every report. `findings`: those about samples, where the caller has looked already; so
+    `causes`. `notes`: sentences for every report. Findings get the lines of the script that made
+    their tensors.
     """
     sys.stdout.flush()
     try:
         found = check_samples(reference, run) if findings is None else findings
-        causes = causes_in_data(reference, run)
+        causes = causes_in_data(reference, run) if causes is None else causes
         sites = read_call_sites(run)
         found = [*found, *check_buffers(reference, run)]
     except BundleError:

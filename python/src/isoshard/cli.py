@@ -55,6 +55,7 @@ examples
   isoshard judge --mesh dp=2,tp=2 -- torchrun --nproc-per-node 4 train.py --steps 2
   isoshard judge --reference-command 'python train.py --batch-size 8' -- torchrun ... train.py
   isoshard judge --replay -- torchrun --nproc-per-node 2 train.py
+  isoshard judge --resume-at 5 -- torchrun --nproc-per-node 2 train.py --checkpoint {run}/ckpt
   isoshard compare runs/reference runs/mine
   isoshard compare --checkpoint runs/step100 model-resharded
   isoshard preflight --ranks 4 --backend gloo
@@ -315,6 +316,8 @@ def _judge_options(options: argparse.Namespace, command: list[str]) -> JudgeOpti
         precision=options.precision,
         generic_weights=options.generic_weights,
         replay=options.replay,
+        resume_at=options.resume_at,
+        resume_command=options.resume_command,
     )
 
 
@@ -433,6 +436,14 @@ def _add_judge_options(parser: argparse.ArgumentParser) -> None:
     add("--only", action="append", default=[], help="record these alone, such as 'param/*'")
     add("--at-steps", help="record these steps alone, such as 0,3 (in place of --steps)")
     add("--from-step", type=int, help="record --steps steps from this one on (default 0)")
+    add(
+        "--resume-at",
+        type=int,
+        metavar="K",
+        help="stop the run after K steps, start it again, and judge its next steps against those of "
+        "an uninterrupted run; {run} in the command is a new folder for the checkpoint",
+    )
+    add("--resume-command", help="the command of the second start (default: the same again)")
     add("--no-activations", action="store_true", help="record no activations")
     add("--timeout", type=float, default=1800.0, help="seconds for one run")
     add("--jobs", type=int, default=0, help="runs of one process at a time")
