@@ -50,10 +50,10 @@ constexpr FindingId kGivenFindings[] = {FindingId::kGiven,        FindingId::kSa
                                         FindingId::kEqualInputs,  FindingId::kOtherNumberOfCalls,
                                         FindingId::kSamplesTwice, FindingId::kSamplesMissing,
                                         FindingId::kBufferDiffers};
-constexpr CauseId kGivenCauses[] = {CauseId::kGivenCause,        CauseId::kNoDataSampler,
-                                    CauseId::kOtherMicroBatches, CauseId::kOwnSamplesOnEachRank,
-                                    CauseId::kBatchStatistics,   CauseId::kMeanOfOwnLabels,
-                                    CauseId::kSamplesLeftOut,    CauseId::kStepSkipped};
+constexpr CauseId kGivenCauses[] = {
+    CauseId::kGivenCause,           CauseId::kNoDataSampler,   CauseId::kOtherMicroBatches,
+    CauseId::kOwnSamplesOnEachRank, CauseId::kBatchStatistics, CauseId::kMeanOfOwnLabels,
+    CauseId::kFunctionWrong,        CauseId::kSamplesLeftOut,  CauseId::kStepSkipped};
 
 template <TabledId Id>
 struct GivenId {

@@ -522,6 +522,8 @@ constexpr auto kCauses = [] {
        "times the ranks."},
       {kSamplesLeftOut, "samples_left_out",
        "a rank drops samples, or makes fewer micro-batches than its share"},
+      {kFunctionWrong, "function_wrong",
+       "of the functions that the module calls, the first wrong one shows in {tensor}{?cause}"},
       // ---- samples and steps of a training loop ----
       {kSamplesForeign, "samples_foreign",
        "{foreign} of {samples} samples on rank{ranks:s} {ranks} are nowhere in the reference's "

@@ -255,6 +255,7 @@ enum class CauseId : std::uint16_t {
   kBatchStatistics,
   kMeanOfOwnLabels,
   kSamplesLeftOut,
+  kFunctionWrong,
   // samples and steps of a training loop
   kSamplesForeign,
   kStepWithoutForward,

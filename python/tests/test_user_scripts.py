@@ -125,6 +125,44 @@ for _ in range(2):
 )
 
 
+#: A loss that enters in backward only, and that ranks must scale by their number.
+AUXILIARY = (
+    _BEGIN
+    + """\
+class Auxiliary(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, loss):
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient, torch.tensor(1.0 if variant == "not_scaled" else float(world))
+
+
+class Moe(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.router, self.out = nn.Linear(6, 4), nn.Linear(4, 2)
+
+    def forward(self, x):
+        logits = self.router(x)
+        loss = logits.logsumexp(-1).square().sum() / 8
+        return self.out(Auxiliary.apply(logits.softmax(-1), loss))
+
+
+model = nn.Sequential(nn.Linear(6, 6), Moe())
+wrapped = DistributedDataParallel(model) if world > 1 else model
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x, y = torch.randn(8, 6), torch.randn(8, 2)
+x, y = x.chunk(world)[rank], y.chunk(world)[rank]
+for _ in range(2):
+    F.mse_loss(wrapped(x), y).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+
+
 def judge(
     folder: Path, script: str, variant: str, *options: str
 ) -> tuple[int, dict[str, Any], str]:
@@ -207,3 +245,14 @@ def test_the_line_that_made_the_first_wrong_tensor_is_named(tmp_path: Path) -> N
     code, case, said = judge(tmp_path, broken, "right")
     assert (code, case["findings"][0]["kind"]) == (1, "scalar"), said
     assert case["findings"][0]["call_site"] == line_of(broken, "F.mse_loss(wrapped(x), y)")
+
+
+def test_a_closer_look_names_the_part_of_a_gradient_that_is_scaled(tmp_path: Path) -> None:
+    """Of the two parts of the router's gradient only that of the auxiliary loss is."""
+    assert judge(tmp_path, AUXILIARY, "scaled")[0] == 0
+    code, case, said = judge(tmp_path, AUXILIARY, "not_scaled")
+
+    first = case["findings"][0]
+    assert (code, first["name"], first["cause"]["id"]) == (1, "1.router", "function_wrong"), said
+    assert line_of(AUXILIARY, "logits.logsumexp") in first["cause"]["words"]["tensor"]
+    assert "scale 0.5" in first["cause"]["words"]["cause"]

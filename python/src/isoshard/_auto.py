@@ -31,6 +31,7 @@ from ._checks import (
     replaced_parameters,
     switch_dropout_off,
 )
+from ._closer import FunctionTaps
 from ._course import Course
 from ._deepspeed import EngineHooks, is_engine, perturb_engine
 from ._generic import move_recorded, read_shapes, write_shapes
@@ -71,6 +72,7 @@ class AutoConfig:
     compare_with: str | None = None
     precision: str = "native"  # "float64": all of the process computes in float64 (_float64)
     generic_weights: bool = False
+    functions_in: str | None = None  # record the functions in this module, too; "": in the model
     sees_loss_inputs: bool = False  # record what the loss takes besides the model's output
     replay: str | None = None  # the plan of inputs that take the place of the script's own
     shapes: str | None = None  # of the reference's parameters: it writes them, the run reads them
@@ -151,6 +153,7 @@ class AutoRecorder:
         self.is_done = self.has_error = False
         self._replay: Replay | None = None
         self._labels = LabelCounts()
+        self._functions: FunctionTaps | None = None
         self._sealing: threading.Thread | None = None
         self.on_end: Callable[[], None] = lambda: None
         self.course = Course(config.begin_at, config.end_at) if config.follow else None
@@ -181,10 +184,13 @@ class AutoRecorder:
         self._set(torch.nn.Module, "__call__", call)
         _calls.begin_early()
         self._labels.install()
+        if self.config.functions_in is not None:
+            self._functions = FunctionTaps(self.config.functions_in)
+            _enter(self._functions)
         if self.config.sees_loss_inputs:
             plan = self.config.replay
             self._replay = Replay(None if plan is None else Path(plan))
-            self._replay.loss_inputs.__enter__()
+            _enter(self._replay.loss_inputs)
         if self.config.single:
             _shrink_meshes()
 
@@ -395,6 +401,7 @@ class AutoRecorder:
             purpose="judged" if config.perturb is None else "response",
         )
         self.recorder.replay, self.recorder.labels = self._replay, self._labels
+        self.recorder.functions = self._functions
         kwargs: dict[str, Any] = {
             "max_steps": config.steps,
             "on_last_step": self._on_last_step,
@@ -498,6 +505,11 @@ class AutoRecorder:
         rank, _ = world()
         ending = FINDING if isinstance(what, NotTrained) else ".txt"
         (folder / f"rank{rank:05d}{ending}").write_text(f"{what}\n")
+
+
+def _enter(mode: Any) -> None:
+    """Enters a mode for as long as the process runs."""
+    mode.__enter__()
 
 
 def _holds_any(optimizer: torch.optim.Optimizer, parameters: set[int]) -> bool:

@@ -27,6 +27,7 @@ from ._checks import (
     refuse_dropout,
     replaced_parameters,
 )
+from ._closer import FunctionTaps
 from ._dtensor import is_dtensor, local_of, reduced
 from ._frozen_tables import watch_of
 from ._inputs import as_input, tensors_of
@@ -191,6 +192,8 @@ class Hooks:
         self._patch_end_of_groups()
         self._patch_clearing()
         self._patch_casts({id(called), id(self.model)})
+        if self.recorder.functions is not None:
+            self._attach_functions(self.recorder.functions)
         labels = self.recorder.labels
         if not labels.is_installed:
             self._undo.append(labels.install())
@@ -207,6 +210,12 @@ class Hooks:
                 self._guarded(keep)()
 
         self._run_before(torch.nn.Module, "_apply", before)
+
+    def _attach_functions(self, taps: FunctionTaps) -> None:
+        modules = {self._rename(name): module for name, module in named_modules(self.model)}
+        if taps.module in modules:
+            for handle in taps.attach(modules[taps.module], self._guarded(self._tap)):
+                self._keep(handle)
 
     def _micro_under_way(self) -> int | None:
         return self._micro if self._recording() and self._micro >= 0 else None

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from ._data import Finding
 
 NUM_PERTURBED = 3
+_DIVERGES = 1  # of isoshard-judge
 _FIRST_SEED = 1000
 _TICK_SECONDS = 0.2
 #: What a verdict against a reference of the same script cannot see.
@@ -255,6 +256,8 @@ class Driver:
     ) -> None:
         """`limit`: seconds that each run may take, where that is less than the timeout."""
         self.options, self.folder, self.seconds = options, folder, seconds
+        self._given: tuple[list[Finding], list[str]] = ([], [])  # to isoshard-judge
+        self.functions_in: str | None = None  # the module of a closer look (_closer)
         self.precision = precision
         self.limit = min(limit, options.timeout)
         self.caches = _environment.caches_of(folder)
@@ -323,12 +326,49 @@ class Driver:
             reference = self._make_ours()
         return self.judge_run(reference)
 
+    def run_again(self) -> int:
+        """Makes all runs once more, for a closer look; nothing is printed."""
+        reference = self.make_reference()
+        self.make_responses(reference)
+        run = self.folder / "run"
+        if not self.options.replay:
+            self._run_as_it_is(run)
+        return self._compare(reference, run, capture=True)
+
     def judge_run(self, reference: Path) -> int:
         """Runs the command, unless --replay has done so, and compares it with the reference."""
         run = self.folder / "run"
         if not self.options.replay:
             self._run_as_it_is(run)
-        return self._compare(reference, run)
+        code = self._compare(reference, run)
+        if code == _DIVERGES:
+            self._look_closer(reference, run)
+        return code
+
+    def _look_closer(self, reference: Path, run: Path) -> None:
+        """Names the function that goes wrong, where the verdict has no cause."""
+        from . import _verdict
+        from ._closer import look_closer
+        from ._data import causes_in_data
+
+        with self.seconds.measure("closer look"):
+            cause = look_closer(self)
+        if cause is None:
+            return
+        assert not isinstance(cause.cause, str)
+        if not self.options.quiet:
+            said = "".join(cause.cause.words.values())
+            print(f"A closer look: the first wrong function shows in {said}.", flush=True)
+        findings, notes = self._given
+        _verdict.compare(
+            self._compare_words(reference, run),
+            reference,
+            run,
+            findings=findings,
+            causes=[*causes_in_data(reference, run), cause],
+            notes=notes,
+            capture=True,
+        )
 
     # -- reference ---------------------------------------------------------------------------
 
@@ -337,7 +377,7 @@ class Driver:
         reference = self.folder / "reference"
         if self.options.replay:
             self._run_for_replay()
-        self._say("reference: one process ...")
+        self.say("reference: one process ...")
         with self.seconds.measure("reference"):
             self._single([("reference", reference, None)])
             self._require_one_process(reference)
@@ -353,7 +393,7 @@ class Driver:
 
         own, run = self.folder / "own", self.folder / "run"
         self._plan_file().unlink(missing_ok=True)
-        self._say("own samples: one process ...")
+        self.say("own samples: one process ...")
         with self.seconds.measure("own samples"):
             self._single([("reference", own, None)])
         self._run_as_it_is(run)
@@ -377,7 +417,7 @@ class Driver:
 
     def make_responses(self, reference: Path) -> None:
         """Runs one process again, with moved weights, too; writes how far the reference moves."""
-        self._say(f"reference: {NUM_PERTURBED} times with weights moved by one ulp ...")
+        self.say(f"reference: {NUM_PERTURBED} times with weights moved by one ulp ...")
         perturbed = [self.folder / f"perturbed{i}" for i in range(NUM_PERTURBED)]
         runs: list[tuple[str, Path, int | None]] = []
         runs += [("perturbed", path, _FIRST_SEED + i) for i, path in enumerate(perturbed)]
@@ -399,10 +439,10 @@ class Driver:
         from . import _ours
 
         single = self.folder / "single"
-        self._say("single: one process, for its weights, samples and settings ...")
+        self.say("single: one process, for its weights, samples and settings ...")
         with self.seconds.measure("single"):
             self._single([("single", single, None)])
-        self._say("reference: the program isoshard trains the same model ...")
+        self.say("reference: the program isoshard trains the same model ...")
         with self.seconds.measure("reference"):
             return _ours.make(single, self._config_file(), self.folder / "reference")
 
@@ -524,6 +564,7 @@ class Driver:
             precision=self.precision,
             generic_weights=options.generic_weights,
             shapes=str(self.folder / "shapes.json") if options.generic_weights else None,
+            functions_in=self.functions_in,
             sees_loss_inputs=options.replay,
             replay=str(self._plan_file()) if not is_run and self._plan_file().exists() else None,
             overrides=overrides,
@@ -601,7 +642,7 @@ class Driver:
             raise RunError(why_failed(failure, self.options))
 
     def _run_as_it_is(self, path: Path) -> None:
-        self._say(f"run: {shlex.join(self.options.command)} ...")
+        self.say(f"run: {shlex.join(self.options.command)} ...")
         with self.seconds.measure("run"):
             config = self._config(path, "run", None)
             process = self._start(self.launch, self.options.command, config)
@@ -609,7 +650,7 @@ class Driver:
 
     # -- verdict -----------------------------------------------------------------------------
 
-    def _compare(self, reference: Path, run: Path) -> int:
+    def _compare(self, reference: Path, run: Path, *, capture: bool = False) -> int:
         from . import _verdict
         from ._batch import refuse_own_batches
         from ._data import unread_results
@@ -626,19 +667,21 @@ class Driver:
             notes = [REPLAYED] if options.replay else describe_foreign(reference, run)
             notes += [*unread_results(run), *settle(reference, run)]
             resolve(reference, run)
+            self._given = (findings, [*notes, BLIND] if self.is_own_reference() else notes)
             code, _ = _verdict.compare(
                 self._compare_words(reference, run),
                 reference,
                 run,
                 findings=findings,
-                notes=[*notes, BLIND] if self.is_own_reference() else notes,
+                notes=self._given[1],
+                capture=capture,
             )
             if not options.quiet:
                 self._tell_missing_steps(run)
                 # With --verbose the verdict has its notes.
                 print("".join(f"{n}\n" for n in notes if not options.verbose), end="", flush=True)
         if options.verbose:
-            self._say(str(self.seconds))
+            self.say(str(self.seconds))
         return code
 
     def _findings_of_samples(self, reference: Path, run: Path) -> list[Finding]:
@@ -689,7 +732,8 @@ class Driver:
                 "fewer with --steps."
             )
 
-    def _say(self, text: str) -> None:
+    def say(self, text: str) -> None:
+        """Prints a line of progress, unless --quiet is given."""
         if not self.options.quiet:
             prefix = "" if self.precision == "native" else f"{self.precision} "
             print(f"{prefix}{text}", file=sys.stderr, flush=True)

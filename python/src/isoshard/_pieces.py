@@ -17,6 +17,10 @@ from typing import Any
 
 import torch
 
+from ._calls import unjournaled
+
+#: Functions that are replaced.
+REPLACED = ("linear", "addmm", "cross_entropy")
 #: Products with more rows (or outputs) have enough of them on each of 16 ranks.
 _FEW = 64
 _NUM_ROW_PIECES, _NUM_OUTPUT_PIECES = 16, 4
@@ -31,6 +35,7 @@ def compute_in_pieces(is_inside: Callable[[], bool]) -> Callable[[], None]:
     owner = torch.nn.functional
     linear, addmm, cross_entropy = owner.linear, torch.addmm, owner.cross_entropy
 
+    @unjournaled()
     def linear_in_pieces(input: Any, weight: Any, bias: Any = None) -> torch.Tensor:  # noqa: A002
         is_vector = bias is None or bias.shape == weight.shape[:1]
         if not is_inside() or not is_vector or not _is_cut(input, weight):
@@ -45,6 +50,7 @@ def compute_in_pieces(is_inside: Callable[[], bool]) -> Callable[[], None]:
         # A copy: a view that the script changes in place would lose the hooks of its gradient.
         return torch.cat(outputs).reshape(*input.shape[:-1], weight.shape[0]).clone()
 
+    @unjournaled()
     def addmm_in_pieces(*args: Any, **kwargs: Any) -> torch.Tensor:
         if kwargs or len(args) != 3 or not is_inside():  # noqa: PLR2004
             return addmm(*args, **kwargs)
@@ -53,6 +59,7 @@ def compute_in_pieces(is_inside: Callable[[], bool]) -> Callable[[], None]:
             return addmm(*args)
         return torch.cat([addmm(bias, part, weight) for part in _rows(rows)])
 
+    @unjournaled()
     def shifted_cross_entropy(input: Any, *args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: A002
         if type(input) is torch.Tensor and _is_wide(input):
             largest = input.detach().amax(min(1, input.ndim - 1), keepdim=True)  # no mask is

@@ -19,12 +19,13 @@ from ._arena import Arena
 from ._bundle import Entry
 from ._call_sites import CallSites
 from ._calls import journal_of_recorder
+from ._closer import FunctionTaps
 from ._dtensor import Place, axes_of_mesh_dims, is_dtensor, local_of, place_of
 from ._dtypes import Dtypes
 from ._filters import Filter
 from ._inputs import as_real
-from ._mesh import ALIASES, DATA_AXES, MeshLike, mesh_of
 from ._label_counts import LabelCounts
+from ._mesh import ALIASES, DATA_AXES, MeshLike, mesh_of
 from ._micro_batches import merged, passes_of
 from ._options import Layout, Options
 from ._replay import Replay
@@ -127,7 +128,9 @@ class Recorder:
         self.labels = LabelCounts()
         self.losses: list[float] = []  # of the current step's backward passes
         self.buffers: dict[str, dict[str, Any]] = {}  # which the recording begins with
-        self.replay: Replay | None = None  # set before hooks are attached
+        # Set before hooks are attached:
+        self.replay: Replay | None = None
+        self.functions: FunctionTaps | None = None
         self._is_updated = False  # whether the current step has been made
         self._journal: dict[str, Any] | None = None  # of the current step, once it has been made
         self.run = self._agree_on_run()
@@ -230,11 +233,11 @@ class Recorder:
         if isinstance(layout, FlatPart):
             local = self._place_flat(record, local, layout)
         elif said is not None:
-            self._say(record, said)
+            self.say(record, said)
         elif is_dtensor(value):
             self._place(record, kind, value, what)
         else:
-            self._say(record, layout or "infer")
+            self.say(record, layout or "infer")
         if self.stage is not None and (kind != "scalar" or name.startswith("loss")):
             only = {"axis": "pp", "kind": "only_at", "coordinate": self.stage}
             record.setdefault("placements", []).append(only)
@@ -246,7 +249,7 @@ class Recorder:
             entry = Entry(record, copied, micro)
         self._entries.append(entry)
 
-    def _say(self, record: dict[str, Any], layout: Layout) -> None:
+    def say(self, record: dict[str, Any], layout: Layout) -> None:
         """Writes a layout in words: infer, replicate, or what each axis does."""
         shape = record["local_shape"]
         if self.world_size == 1 or layout == "replicate":

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from . import _bundle, _launch, _program
+from . import _launch, _program
 from ._course import Steps, course_file
 from ._failures import Failure, why_failed
 from ._filters import fits
@@ -68,13 +68,13 @@ class ResumeDriver(Driver):
         self.prepare()
         shutil.rmtree(self.folder / _FILES, ignore_errors=True)
         command = self.options.command
-        self._say(f"uninterrupted: {shlex.join(command)}, recorded from step {self.at} on ...")
+        self.say(f"uninterrupted: {shlex.join(command)}, recorded from step {self.at} on ...")
         reference = self._record(_UNINTERRUPTED)
-        self._say(f"stopped: the same, until it begins step {self.at} ...")
+        self.say(f"stopped: the same, until it begins step {self.at} ...")
         self._stop()
         again = self.options.resume_command
         words = command if again is None else _words_of(again, "--resume-command")
-        self._say(f"resumed: {shlex.join(words)} ...")
+        self.say(f"resumed: {shlex.join(words)} ...")
         run = self._record(_RESUMED, words, of=_STOPPED)
         return self._judge(reference, run)
 
@@ -218,12 +218,12 @@ class ResumeDriver(Driver):
             if not self.options.verbose:  # which has the notes
                 print("\n".join(notes), flush=True)
         if self.options.verbose:
-            self._say(str(self.seconds))
+            self.say(str(self.seconds))
         return code
 
     def _measure(self, recorded: Path, reference: Path) -> None:
         """Shows that the script repeats, and how far it moves by roundings."""
-        self._say("The bits differ. uninterrupted: once more ...")
+        self.say("The bits differ. uninterrupted: once more ...")
         repeat = self._record("repeat")
         different = first_difference(recorded, repeat)
         if different is not None:
@@ -234,7 +234,7 @@ class ResumeDriver(Driver):
                 "use torch.use_deterministic_algorithms(True): such noise would hide errors of its "
                 "size."
             )
-        self._say(f"uninterrupted: {NUM_PERTURBED} times with weights moved by one ulp ...")
+        self.say(f"uninterrupted: {NUM_PERTURBED} times with weights moved by one ulp ...")
         perturbed = []
         for i in range(NUM_PERTURBED):
             moved = self._record(f"moved{i}", seed=_FIRST_SEED + i)

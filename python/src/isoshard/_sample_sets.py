@@ -51,7 +51,7 @@ def inputs_of(directory: Path, step: int, rank: int) -> dict[int, dict[str, torc
             key=lambda key: int(key.rpartition("/")[2]),
         )
         if len(keys) == 1:
-            parts = list(tensors[keys[0]].split([rows for _, rows in of_name]))
+            parts = list(torch.split(tensors[keys[0]], [rows for _, rows in of_name]))
         else:
             parts = [tensors[key] for key in keys]
         for (micro, _), part in zip(of_name, parts, strict=True):
