@@ -87,7 +87,7 @@ def look_closer(driver: Driver) -> Cause | None:
     None where the verdict has a cause, or where no function of that pass, forward or backward, is
     wrong.
     """
-    found = next(iter(_findings(driver.folder)), None)
+    found = next(iter(findings_of(driver.folder)), None)
     if found is None or found["cause"] is not None or found["kind"] not in _KINDS:
         return None
     name = str(found["name"])
@@ -114,7 +114,7 @@ def look_closer(driver: Driver) -> Cause | None:
             print(f"There is no closer look: {error}")
         return None  # the verdict stands without it
     kind = "activation" if found["kind"] == "activation" else "activation_grad"
-    for finer in _findings(closer.folder):
+    for finer in findings_of(closer.folder):
         if finer["kind"] == kind and "@" in finer["name"]:
             words = {"tensor": f"{_STAGES[kind]} {finer['name']}"}
             text = str(finer["diagnosis"]).partition(f"{finer['name']}: ")[2]
@@ -125,7 +125,7 @@ def look_closer(driver: Driver) -> Cause | None:
     return None
 
 
-def _findings(folder: Path) -> list[dict[str, Any]]:
+def findings_of(folder: Path) -> list[dict[str, Any]]:
     """The findings of a folder's verdict, in their order."""
     report = folder / "report" / "report.json"
     if not report.exists():

@@ -342,30 +342,40 @@ class Driver:
             self._run_as_it_is(run)
         code = self._compare(reference, run)
         if code == _DIVERGES:
-            self._look_closer(reference, run)
+            self._explain(reference, run)
         return code
 
-    def _look_closer(self, reference: Path, run: Path) -> None:
-        """Names the function that goes wrong, where the verdict has no cause."""
-        from . import _verdict
-        from ._closer import look_closer
-        from ._data import causes_in_data
+    def _explain(self, reference: Path, run: Path) -> None:
+        """Adds to the verdict on a run that diverges what takes another look at the data or runs.
 
+        These are whose samples the ranks have, if the data differ, and the function that goes
+        wrong, if no cause is known.
+        """
+        from . import _verdict
+        from ._closer import findings_of, look_closer
+        from ._data import causes_in_data
+        from ._sample_sets import describe_foreign
+
+        first = next(iter(findings_of(self.folder)), None)
+        is_data = first is not None and first["kind"] == "data_id" and not self.options.replay
+        said = describe_foreign(reference, run) if is_data else []
         with self.seconds.measure("closer look"):
             cause = look_closer(self)
-        if cause is None:
+        if not said and cause is None:
             return
-        assert not isinstance(cause.cause, str)
-        if not self.options.quiet:
-            said = "".join(cause.cause.words.values())
-            print(f"A closer look: the first wrong function shows in {said}.", flush=True)
         findings, notes = self._given
+        notes = [*notes, *said]
+        if cause is not None and not isinstance(cause.cause, str):
+            words = "".join(cause.cause.words.values())
+            said.append(f"A closer look: the first wrong function shows in {words}.")
+        if not self.options.quiet:
+            print("\n".join(said), flush=True)
         _verdict.compare(
             self._compare_words(reference, run),
             reference,
             run,
             findings=findings,
-            causes=[*causes_in_data(reference, run), cause],
+            causes=[*causes_in_data(reference, run), *([] if cause is None else [cause])],
             notes=notes,
             capture=True,
         )
@@ -655,7 +665,6 @@ class Driver:
         from ._batch import refuse_own_batches
         from ._data import unread_results
         from ._places import resolve
-        from ._sample_sets import describe_foreign
         from ._settle import settle
 
         options = self.options
@@ -664,7 +673,7 @@ class Driver:
             has_reference = options.reference is not None and not self.is_ours
             degree = self.mesh.data_degree
             refuse_own_batches(findings, options.command, degree, has_reference)
-            notes = [REPLAYED] if options.replay else describe_foreign(reference, run)
+            notes = [REPLAYED] if options.replay else []
             notes += [*unread_results(run), *settle(reference, run)]
             resolve(reference, run)
             self._given = (findings, [*notes, BLIND] if self.is_own_reference() else notes)

@@ -26,16 +26,14 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from . import _bundle
 from ._calls import is_own
-from ._mesh import DATA_AXES, Mesh
-from ._sample_sets import heads_of, inputs_of, mesh_of_bundle, micros_of
+from ._mesh import Mesh
+from ._sample_sets import REPLAYED_AXES, heads_of, inputs_of, mesh_of_bundle, micros_of
 from .errors import Divergence, RecordError, UsageError
 
 #: A recorded forward pass: the rank that made it, and its micro-batch there.
 Source = tuple[int, int]
 #: The data ids of tensors that the loss takes besides the model's output: target, target1, ...
 TARGET = "target"
-#: The axes over which --replay can join inputs: no other axis may cut them.
-_REPLAYED_AXES = (*DATA_AXES, "tp", "ep")
 
 
 @dataclass(frozen=True)
@@ -69,7 +67,7 @@ class Plan:
 
 def require_axes(mesh: Mesh) -> None:
     """Raises for a mesh over which inputs cannot be joined along dim 0."""
-    others = [a for a, degree in mesh.axes.items() if degree > 1 and a not in _REPLAYED_AXES]
+    others = [a for a, degree in mesh.axes.items() if degree > 1 and a not in REPLAYED_AXES]
     if others:
         raise UsageError(
             f"--replay must join the ranks' samples along dim 0, got a mesh with {others[0]}, "

@@ -15,6 +15,8 @@ from . import _bundle, _safetensors
 from ._data import CauseId, Finding
 from ._mesh import DATA_AXES, Mesh
 
+#: The axes over which ranks have whole samples, so that they can be joined along dim 0.
+REPLAYED_AXES = (*DATA_AXES, "tp", "ep")
 #: Samples of a rank that a sentence names.
 _MOST_NAMED = 8
 
@@ -90,7 +92,13 @@ def _samples(directory: Path, step: int, rank: int) -> list[bytes]:
 
 
 def describe_foreign(reference: Path, run: Path) -> list[str]:
-    """Says whose samples the ranks take in the first step in which some are not the reference's."""
+    """Says whose samples the ranks take in the first step in which some are not the reference's.
+
+    Nothing is said of a mesh with axes that cut samples.
+    """
+    cut = mesh_of_bundle(run).axes
+    if any(degree > 1 and axis not in REPLAYED_AXES for axis, degree in cut.items()):
+        return []
     steps = _bundle.read_manifest(reference)["steps"]
     for step in (s for s in _bundle.read_manifest(run)["steps"] if s in steps):
         wanted = _samples(reference, step, 0)
