@@ -146,8 +146,8 @@ class Course:
         """What is said if the script ended before the step that counts."""
         if self.begin_at == 0 and self.end_at is None:
             return (
-                f"Rank {rank} must go on to train when it is started again, got a script that ended "
-                "without a step. Let it train for longer than up to the stop (--resume-at)."
+                f"Rank {rank} must go on to train when it is started again, got a script that "
+                "ended without a step. Let it train for longer than up to the stop (--resume-at)."
             )
         at = self.begin_at if self.end_at is None else self.end_at
         return (
