@@ -125,7 +125,7 @@ std::string variable_of(const std::string& option) {
 }
 
 /// Variables that are no options: of the launcher, the Python package, ranks, tests and tools.
-constexpr std::array<std::string_view, 30> kOtherVariables = {
+constexpr std::array<std::string_view, 31> kOtherVariables = {
     "ISOSHARD_ATTACHED_TEST",  "ISOSHARD_AUTO",          "ISOSHARD_AXE",
     "ISOSHARD_BROWSER",        "ISOSHARD_BUILD_DIR",     "ISOSHARD_CALIBRATION_CASES",
     "ISOSHARD_CCACHE",         "ISOSHARD_CMAKE_ARGS",    "ISOSHARD_DEBIAN_MIRROR",
@@ -134,8 +134,9 @@ constexpr std::array<std::string_view, 30> kOtherVariables = {
     "ISOSHARD_LAUNCHER",       "ISOSHARD_LISTED_SUITES", "ISOSHARD_MASTER_PORT",
     "ISOSHARD_MASTER_SOCKET",  "ISOSHARD_MUTANT",        "ISOSHARD_MUTANTS_SEEN",
     "ISOSHARD_PROGRAM",        "ISOSHARD_PYTHON",        "ISOSHARD_RANKS",
-    "ISOSHARD_REQUIRE_GPU",    "ISOSHARD_RUN_ID",        "ISOSHARD_SKIP_PACKAGES",
-    "ISOSHARD_SUDO",           "ISOSHARD_WHOLE_SUITE",   "ISOSHARD_WORLD_SIZES"};
+    "ISOSHARD_REQUIRE_GPU",    "ISOSHARD_RUN_DIR",       "ISOSHARD_RUN_ID",
+    "ISOSHARD_SKIP_PACKAGES",  "ISOSHARD_SUDO",          "ISOSHARD_WHOLE_SUITE",
+    "ISOSHARD_WORLD_SIZES"};
 
 /// Whether a name may be mistyped for another one. Of two or fewer letters nothing is near.
 bool is_near(std::string_view name, std::string_view known) {

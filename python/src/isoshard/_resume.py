@@ -173,8 +173,8 @@ class ResumeDriver(Driver):
                     raise RunError(
                         "The stopped run must begin with the weights of the uninterrupted one, got "
                         f"others on rank {rank}. Either its weights are drawn without a seed, or "
-                        "it has found a checkpoint of the uninterrupted run, or an older one: write "
-                        f"{PLACE} where the command names the checkpoint."
+                        "it has found a checkpoint of the uninterrupted run, or an older one: "
+                        f"write {PLACE} where the command names the checkpoint."
                     )
                 is_same = wanted == actual and whole.inputs[step] == stopped.inputs[step]
                 if not is_same:

@@ -128,8 +128,9 @@ def _about_inputs(sides: Sides, wanted: Step, actual: Step) -> Iterator[Unrestor
             steps.append(sides.at + step)
     if steps:
         text = (
-            f"the resumed run trains on the samples of step {steps[-1]} where those of step {sides.at} are "
-            "due: the position in the data was not restored, or the epoch of their order"
+            f"the resumed run trains on the samples of step {steps[-1]} where those of step "
+            f"{sides.at} are due: the position in the data was not restored, or the epoch of its "
+            "order"
         )
     else:
         text = (

@@ -440,8 +440,8 @@ def _add_judge_options(parser: argparse.ArgumentParser) -> None:
         "--resume-at",
         type=int,
         metavar="K",
-        help="stop the run after K steps, start it again, and judge its next steps against those of "
-        "an uninterrupted run; {run} in the command is a new folder for the checkpoint",
+        help="stop the run after K steps, start it again, and judge its next steps against those "
+        "of an uninterrupted run; {run} in the command is a new folder for the checkpoint",
     )
     add("--resume-command", help="the command of the second start (default: the same again)")
     add("--no-activations", action="store_true", help="record no activations")
