@@ -215,7 +215,7 @@ def get_batch(split: str, ix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]
     if mistake == "labels_shifted_on_one_rank" and is_second and split == "train":
         y = torch.stack([data[split][i + 2 : i + 2 + block_size] for i in ix])
     if mistake == "truncated_on_one_rank" and is_second and split == "train":
-        x, y = x[:, : block_size - 4], y[:, : block_size - 4]
+        x, y = x[:, : block_size - 4].contiguous(), y[:, : block_size - 4].contiguous()
     if mistake == "tail_ignored_on_one_rank" and is_second and split == "train":
         y[:, -4:] = -1
     if mistake == "short_batch_on_one_rank" and is_second and split == "train":

@@ -46,13 +46,15 @@ def judge(mistake: Mistake, precision: str, folder: Path) -> dict[str, Any]:
 
 def verdict(code: int, printed: str, report: Path) -> dict[str, Any]:
     """Status, first wrong tensor, causes and text, of the report or, without one, of the output."""
+    found: dict[str, Any]
     if not report.exists():
         lines = [line for line in printed.splitlines() if line.strip() and "..." not in line[-4:]]
         text = " ".join(line.strip() for line in lines[-8:])
         status = "diverges" if code == 1 else _STATUS[code]
-        return {"status": status, "first": None, "causes": [], "text": _without_paths(text)}
+        found = {"status": status, "first": None, "causes": []}
+        return found | {"text": _without_paths(text, report)}
     case = json.loads(report.read_text())["cases"][0]
-    found: dict[str, Any] = {"status": case["status"], "first": None, "causes": []}
+    found = {"status": case["status"], "first": None, "causes": []}
     if case["findings"]:
         finding = case["findings"][0]
         keys = ("stage", "kind", "name", "step", "ranks")
@@ -61,11 +63,14 @@ def verdict(code: int, printed: str, report: Path) -> dict[str, Any]:
         found["cause"] = finding["cause"]
         found["causes"] = list(dict.fromkeys(causes))
         found["evidence"] = finding["evidence"]
-    return found | {"text": _without_paths(case["reason"] or "")}
+    return found | {"text": _without_paths(case["reason"] or "", report)}
 
 
-def _without_paths(text: str) -> str:
-    return text.replace(f"{_HERE}/", "").replace(f"{Path(sys.executable).parent}/", "")
+def _without_paths(text: str, report: Path) -> str:
+    """The text with names of files in place of paths of this machine."""
+    for folder in (_HERE, report.parents[1], Path(sys.executable).parent, Path(sys.prefix)):
+        text = text.replace(f"{folder}/", "")
+    return text
 
 
 def done(path: Path) -> dict[tuple[str, str], dict[str, Any]]:

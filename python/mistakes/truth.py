@@ -14,7 +14,7 @@ STAGES = {
     "loss": ("forward",),
     "gradient": ("activation gradient", "parameter gradient"),
     "norm": ("grad norm", "clipped gradient"),
-    "update": ("step settings", "optimizer state", "parameter after step"),
+    "update": ("step settings", "optimizer state", "parameter after step", "replica drift"),
     "nothing": (),
 }
 
