@@ -208,7 +208,10 @@ class Trainer:
             model.embed.weight.requires_grad_(False)
         if mistake == "buffers_not_broadcast" or mistake == "running_prior_of_own_batches":
             return DDP(model, broadcast_buffers=False)
-        wrapped = DDP(model)
+        if mistake == "head_replaced_after_wrapping":
+            wrapped = DDP(model, find_unused_parameters=True)  # as an error of DDP advises
+        else:
+            wrapped = DDP(model)
         if mistake == "unfrozen_after_wrapping":
             model.embed.weight.requires_grad_(True)  # after warmup
         if mistake == "weights_loaded_after_wrapping" and rank == 0:
