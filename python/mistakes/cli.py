@@ -43,12 +43,8 @@ def _parser() -> argparse.ArgumentParser:
 
 def select(loop: str | None, pattern: str) -> list[Mistake]:
     """The right versions and mistakes that the filters leave, loop by loop."""
-    cases = [
-        case for name in LOOPS for case in (*RIGHT, *MISTAKES) if case.loop == name
-    ]
-    return [
-        case for case in cases if loop in (None, case.loop) and fnmatchcase(case.name, pattern)
-    ]
+    cases = [case for name in LOOPS for case in (*RIGHT, *MISTAKES) if case.loop == name]
+    return [case for case in cases if loop in (None, case.loop) and fnmatchcase(case.name, pattern)]
 
 
 def place(record: dict[str, Any]) -> str:
@@ -73,24 +69,31 @@ def agreement(case: Mistake, record: dict[str, Any]) -> str:
 def line(case: Mistake, record: dict[str, Any]) -> str:
     """One case in one line."""
     words = [case.id, record["precision"], f"exit {record['exit']}", record["status"]]
-    words += [place(record), ", ".join(record["causes"][:3]) or "no cause"]
+    cause = record.get("cause")
+    words += [place(record), cause["id"] if cause else "no cause"]
     return " | ".join([*words, agreement(case, record), record["text"]])
 
 
+def of_first_run(case: Mistake, record: dict[str, Any]) -> str:
+    """The verdict of the first run, and whether a person called its cause right."""
+    words = [agreement(case, record), place(record)]
+    return "; ".join([*words, f"cause: {record['cause_is']}"] if "cause_is" in record else words)
+
+
 def markdown(pairs: Sequence[tuple[Mistake, dict[str, Any]]], precision: str) -> str:
-    """A table of all cases, with the verdict of the first run beside the one of this run."""
+    """A table of all cases, with the verdict of the first run before the one of this run."""
     first = done(_FIRST_RUN)
     rows = [
-        "| case | truth | first run | this run | first wrong tensor | cause | text |",
+        "| case | first run | this run | first wrong tensor | cause | truth | text |",
         "|---|---|---|---|---|---|---|",
     ]
     for case, record in pairs:
         before = first.get((case.id, precision))
         cause = record.get("cause")
         truth = f"{case.kind} {case.tensor} (step {case.step}): {case.cause}"
-        cells = [case.id, truth if case.kind != "nothing" else "conforms"]
-        cells += [agreement(case, before) if before else "-", agreement(case, record)]
-        cells += [place(record), cause["id"] if cause else "-", record["text"]]
+        cells = [case.id, of_first_run(case, before) if before else "-", agreement(case, record)]
+        cells += [place(record), cause["id"] if cause else "-"]
+        cells += [truth if case.kind != "nothing" else "conforms", record["text"]]
         rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
     return "\n".join(rows) + "\n"
 

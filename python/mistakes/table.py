@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""All mistakes, and the truth about each, written before any verdict on it was read."""
+"""All mistakes, and the truth about each, which follows from the scripts, not from verdicts."""
 
 from __future__ import annotations
 
@@ -436,7 +436,7 @@ _NANOGPT = (
         "step_on_first_rank_only",
         "The second rank's optimizer never steps.",
         "update",
-        "all",
+        "*.weight*, *.bias*",
         "one rank's parameters are not updated",
     ),
     Mistake(
@@ -444,7 +444,7 @@ _NANOGPT = (
         "step_skipped_on_loss_spike",
         "A rank skips the step if its own loss is large.",
         "update",
-        "all",
+        "*.weight*, *.bias*",
         "the first rank's parameters are not updated in this step",
     ),
     Mistake(
@@ -452,7 +452,7 @@ _NANOGPT = (
         "step_twice_on_one_rank",
         "The second rank's optimizer steps twice.",
         "update",
-        "all",
+        "*.weight*, *.bias*",
         "one rank made two updates",
     ),
     Mistake(
@@ -1093,7 +1093,7 @@ _TRAINER = (
         "step_on_first_rank_only",
         "The second rank's optimizer never steps.",
         "update",
-        "all",
+        "*.weight*, *.bias*",
         "one rank's parameters are not updated",
     ),
     Mistake(
@@ -1101,7 +1101,7 @@ _TRAINER = (
         "step_skipped_on_own_loss",
         "A rank skips the step if its own loss is large.",
         "update",
-        "all",
+        "*.weight*, *.bias*",
         "the second rank's parameters are not updated in this step",
     ),
     Mistake(
@@ -1109,7 +1109,7 @@ _TRAINER = (
         "step_twice_on_one_rank",
         "The second rank's optimizer steps twice.",
         "update",
-        "all",
+        "*.weight*, *.bias*",
         "one rank made two updates",
     ),
     Mistake(
@@ -1708,7 +1708,7 @@ _FSDP2 = (
         "step_on_first_rank_only",
         "The second rank's optimizer never steps.",
         "update",
-        "all",
+        "*.weight*, *.bias*",
         "one rank's shards are not updated",
     ),
     Mistake(
@@ -1716,7 +1716,7 @@ _FSDP2 = (
         "step_skipped_on_own_loss",
         "A rank skips the step if its own loss is large.",
         "update",
-        "all",
+        "*.weight*, *.bias*",
         "the second rank's shards are not updated in this step",
         step=1,
     ),
@@ -1725,7 +1725,7 @@ _FSDP2 = (
         "step_twice_on_one_rank",
         "The second rank's optimizer steps twice.",
         "update",
-        "all",
+        "*.weight*, *.bias*",
         "one rank made two updates",
     ),
     Mistake(

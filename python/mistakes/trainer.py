@@ -54,9 +54,11 @@ class Sentences(Dataset[Sample]):
             self.samples = [(1 + t % (VOCABULARY - 1), tags) for t, tags in self.samples]
 
     def __len__(self) -> int:
+        """Number of sentences."""
         return len(self.samples)
 
     def __getitem__(self, index: int) -> Sample:
+        """Tokens and tags of a sentence."""
         return self.samples[index]
 
 
