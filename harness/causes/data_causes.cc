@@ -11,6 +11,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -166,17 +167,34 @@ std::map<Sample, int> known_samples(const Evidence& e, int step) {
   }
 }
 
+/// The most frequent token of samples, which may fill them up.
+double filler_of(const std::vector<Sample>& samples) {
+  std::map<double, std::int64_t> counts;
+  for (const Sample& sample : samples) {
+    for (const double token : sample) ++counts[token];
+  }
+  double filler = 0;
+  std::int64_t most = 0;
+  for (const auto& [token, count] : counts) {
+    if (count > most) std::tie(filler, most) = std::pair(token, count);
+  }
+  return filler;
+}
+
 /// Whether a quarter of the tokens, and at least 4, are those of the other sample, at the same
-/// places or all as many places further on. Fewer tokens are often alike by chance.
-bool resembles_tokens(const Sample& sample, const Sample& other) {
+/// places or all as many places further on. Fewer tokens are often alike by chance, and `filler`
+/// always is.
+bool resembles_tokens(const Sample& sample, const Sample& other, double filler) {
   constexpr std::int64_t kLeast = 4;
   const auto length = std::ssize(sample);
-  const std::int64_t enough = std::min(length, std::max(kLeast, (length + 3) / 4));
+  const std::int64_t own = std::max<std::int64_t>(1, length - std::ranges::count(sample, filler));
+  const std::int64_t enough = std::min(own, std::max(kLeast, (own + 3) / 4));
   for (std::int64_t shift = 1 - length; shift < length; ++shift) {
     std::int64_t alike = 0;
     for (std::int64_t i = std::max<std::int64_t>(0, shift); i < std::min(length, length + shift);
          ++i)
-      alike += sample[static_cast<std::size_t>(i)] == other[static_cast<std::size_t>(i - shift)];
+      alike += sample[static_cast<std::size_t>(i)] != filler &&
+               sample[static_cast<std::size_t>(i)] == other[static_cast<std::size_t>(i - shift)];
     if (alike >= enough) return true;
   }
   return false;
@@ -225,6 +243,7 @@ Cause cause_in_samples(const Evidence& e) {
   if (!is_of_numbers && e.whole.numel() * shape[0] * each > kMostCompared) return {};
   const std::map<Sample, int> known = known_samples(e, e.wanted.key.step);
   const std::vector<Sample> right = samples_in(e.whole);
+  const double filler = filler_of(right);
   std::vector<std::map<Sample, int>> of_step;
   for (int step = 0; e.reference.find({step, e.wanted.key.kind, e.wanted.key.name, 0}) != nullptr;
        ++step)
@@ -261,7 +280,7 @@ Cause cause_in_samples(const Evidence& e) {
                                   ? resembles_numbers(sample, at_its_place, e.wanted.dtype)
                                   : has_offset_from(sample, at_its_place) ||
                                         std::ranges::any_of(right, [&](const Sample& other) {
-                                          return resembles_tokens(sample, other);
+                                          return resembles_tokens(sample, other, filler);
                                         });
       if (is_changed) return {};
     }

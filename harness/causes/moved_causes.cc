@@ -264,6 +264,11 @@ Cause cause_moved_slices(const Evidence& e) {
     }
   }
   if (causes.empty()) return {};
+  // Data have no roundings: what explains one rank's alone explains nothing.
+  if (e.wanted.key.kind == RecordKind::kDataId && causes.size() < 4 &&
+      std::ranges::any_of(e.bad_ranks(),
+                          [&](int rank) { return std::ranges::find(ranks, rank) == ranks.end(); }))
+    return {};
   // the first one decides, the others follow in its words
   NamedValues values = causes.front().values;
   for (const auto& [of_one, of_each] : {std::pair("first", "begins"), {"last", "ends"}}) {

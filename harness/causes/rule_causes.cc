@@ -239,6 +239,30 @@ Cause cause_of_unwanted(const Reference& reference, const RecordKey& key) {
              : Cause();
 }
 
+namespace {
+
+/// Whether the other moment of the parameter is off as if the gradient had this factor. Another
+/// beta changes one moment alone, or both by numbers of their own.
+bool gradient_has_factor(const Evidence& e, const std::string& parameter, bool is_squared,
+                         double factor_of_gradient) {
+  const RecordKey other{e.wanted.key.step, RecordKind::kOptimizer,
+                        parameter + (is_squared ? ".exp_avg" : ".exp_avg_sq"), 0};
+  if (e.reference.find(other) == nullptr) return false;
+  const Values whole = e.reference_value(other);
+  if (whole.shape() != e.wanted.layout.global_shape) return false;
+  const double factor = is_squared ? factor_of_gradient : factor_of_gradient * factor_of_gradient;
+  return std::ranges::all_of(e.bad_ranks(), [&](int rank) {
+    const Held* const held = e.held_by(rank);
+    const Record* const record = held == nullptr ? nullptr : held->rank->find(other);
+    const auto own = record == nullptr ? std::nullopt : e.own_box(*held->rank, *record);
+    if (!own.has_value()) return false;
+    const Values right = whole.cut(own->first.global_offset, own->first.size);
+    return is_near(norm_of(own->second), factor * norm_of(right), 0.01);
+  });
+}
+
+}  // namespace
+
 Cause cause_in_moments(const Evidence& e) {
   const std::string& name = e.wanted.key.name;
   const std::string_view state = state_of(e.wanted.key);
@@ -280,6 +304,8 @@ Cause cause_in_moments(const Evidence& e) {
   const CauseId scale = e.scale_cause(factor).id;
   const bool is_formula = scale != CauseId::kScale && scale != CauseId::kScaleNearOne;
   if (is_same_decay && !is_other_beta && (is_formula || !has_before)) return {};
+  const double of_gradient = is_squared ? std::sqrt(std::fabs(factor)) : factor;
+  if (!has_before && gradient_has_factor(e, parameter, is_squared, of_gradient)) return {};
   NamedValues values = {{"state", state},
                         {"gradient_factor", seen->gradient},
                         {"right_gradient_factor", right->gradient},
