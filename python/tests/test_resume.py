@@ -185,6 +185,7 @@ def test_a_script_that_cannot_be_judged_is_refused(
         ["--resume-at", "3", "--keep", "what_differs"],
         ["--resume-at", "3", "--generic-weights"],
         ["--resume-at", "3", "--run-to-end"],
+        ["--resume-at", "3", "--grad-scale", "1"],
         ["--resume-at", "3", "--resume-command", "torchrun --nproc-per-node 2 train.py"],
     ],
 )

@@ -279,6 +279,7 @@ def _not_supported(options: JudgeOptions) -> Iterator[tuple[str, bool, str]]:
     yield "--replay", options.replay, theirs
     yield "--at-steps and --from-step", bool(options.at_steps), "recording begins at that step"
     yield "--run-to-end", options.run_to_end, "the run is stopped"
+    yield "--grad-scale", options.grad_scale is not None, "both runs have the same scale"
     yield "--generic-weights", options.generic_weights, "the checkpoint has the weights"
     yield (
         "--keep what_differs",
