@@ -257,36 +257,44 @@ Cause cause_in_samples(const Evidence& e) {
   OwnSamples own;
   std::map<std::int64_t, std::vector<Sample>> places;
   for (const Held& held : e.held) {
-    const View* const view = e.view_of(held.rank->rank);
-    const std::optional<Box> box = view != nullptr ? view->box : e.place_on(held);
-    if (!box.has_value() || numel_of(box->size) != box->size[0] * each) return {};
-    const std::vector<Sample> samples =
-        samples_in(view != nullptr ? view->actual : e.whole.cut(box->global_offset, box->size));
-    const auto [place, is_new] = places.emplace(box->global_offset[0], samples);
-    if (place->second != samples) return {};  // copies differ: not one order of the samples
-    std::int64_t foreign = 0;
-    for (std::size_t i = 0; i < samples.size(); ++i) {
-      const Sample& sample = samples[i];
-      if (const auto found = known.find(sample); found != known.end()) {
-        if (is_new) own.numbers.push_back(found->second);
-        continue;
+    const int rank = held.rank->rank;
+    std::vector<std::pair<Box, Values>> boxes;
+    for (const View& view : e.views) {
+      if (view.rank == rank) boxes.emplace_back(view.box, view.actual);
+    }
+    if (const std::optional<Box> box = e.place_on(held); boxes.empty() && box.has_value())
+      boxes.emplace_back(*box, e.whole.cut(box->global_offset, box->size));
+    if (boxes.empty()) return {};
+    std::int64_t foreign = 0, all = 0;
+    for (const auto& [box, values] : boxes) {
+      if (numel_of(box.size) != box.size[0] * each) return {};
+      const std::vector<Sample> samples = samples_in(values);
+      const auto [place, is_new] = places.emplace(box.global_offset[0], samples);
+      if (place->second != samples) return {};  // copies differ: not one order of the samples
+      all += std::ssize(samples);
+      for (std::size_t i = 0; i < samples.size(); ++i) {
+        const Sample& sample = samples[i];
+        if (const auto found = known.find(sample); found != known.end()) {
+          if (is_new) own.numbers.push_back(found->second);
+          continue;
+        }
+        ++foreign;
+        const int step = step_of(sample);
+        own.steps.insert(step);
+        if (step >= 0) continue;
+        const Sample& at_its_place = right[static_cast<std::size_t>(box.global_offset[0]) + i];
+        const bool is_changed = is_of_numbers
+                                    ? resembles_numbers(sample, at_its_place, e.wanted.dtype)
+                                    : has_offset_from(sample, at_its_place) ||
+                                          std::ranges::any_of(right, [&](const Sample& other) {
+                                            return resembles_tokens(sample, other, filler);
+                                          });
+        if (is_changed) return {};
       }
-      ++foreign;
-      const int step = step_of(sample);
-      own.steps.insert(step);
-      if (step >= 0) continue;
-      const Sample& at_its_place = right[static_cast<std::size_t>(box->global_offset[0]) + i];
-      const bool is_changed = is_of_numbers
-                                  ? resembles_numbers(sample, at_its_place, e.wanted.dtype)
-                                  : has_offset_from(sample, at_its_place) ||
-                                        std::ranges::any_of(right, [&](const Sample& other) {
-                                          return resembles_tokens(sample, other, filler);
-                                        });
-      if (is_changed) return {};
     }
     if (foreign == 0) continue;
-    own.ranks.insert(held.rank->rank);
-    own.foreign[box->global_offset[0]] = {foreign, std::ssize(samples)};
+    own.ranks.insert(rank);
+    own.foreign[boxes.front().first.global_offset[0]] = {foreign, all};
   }
   if (own.ranks.empty()) {
     std::vector<double> wanted;

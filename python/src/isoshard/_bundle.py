@@ -26,6 +26,8 @@ RESPONSES = "responses.json"
 #: Names of files that say which run is being written.
 _CLAIM = ".writing-"
 
+#: What write_rank writes itself; all else of a rank's JSON file are its notes.
+OF_WRITE_RANK = ("schema", "run", "rank", "step", "records", "journal")
 #: step, kind, name, call
 Key = tuple[int, str, str, int]
 

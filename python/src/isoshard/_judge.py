@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ._data import Finding
 
 NUM_PERTURBED = 3
-_DIVERGES = 1  # of isoshard-judge
+_DIVERGES, _BAD_FILE = 1, 3  # of isoshard-judge
 _FIRST_SEED = 1000
 _TICK_SECONDS = 0.2
 #: What a verdict against a reference of the same script cannot see.
@@ -341,8 +341,43 @@ class Driver:
         if not self.options.replay:
             self._run_as_it_is(run)
         code = self._compare(reference, run)
+        if code == _BAD_FILE:
+            return self._judge_remains(reference, run)
         if code == _DIVERGES:
             self._explain(reference, run)
+        return code
+
+    def _judge_remains(self, reference: Path, run: Path) -> int:
+        """Judges a run without the records that isoshard-judge rejects; only an alarm counts."""
+        from . import _verdict
+        from ._remains import remains_that_diverge
+
+        findings, notes = self._given
+
+        def compare(copy: Path, missing: list[str], said: Sequence[str] = ()) -> int:
+            words = self._compare_words(reference, copy)
+            words += ["--not-recorded", ",".join([*self.options.not_recorded, *missing])]
+            return _verdict.compare(
+                words,
+                reference,
+                copy,
+                findings=findings,
+                notes=[*notes, *said],
+                capture=not said,
+            )[0]
+
+        found = remains_that_diverge(run, self.folder, compare)
+        if found is None:
+            return _BAD_FILE
+        copy, missing = found
+        others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
+        said = (
+            f"Not judged, because their parts on the ranks do not fit together: {missing[0]}"
+            f"{others}. What remains diverges."
+        )
+        code = compare(copy, missing, [said])
+        if not self.options.quiet:
+            print(said, flush=True)
         return code
 
     def _explain(self, reference: Path, run: Path) -> None:

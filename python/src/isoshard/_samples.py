@@ -42,51 +42,72 @@ def orders_of(reference: Path, run: Path, step: int, mesh: Mesh) -> Order | None
 
 
 def order_of_inputs(wanted: Inputs, inputs: list[Inputs], mesh: Mesh) -> Order | None:
-    """The same of the reference's inputs and those of each rank."""
+    """The same of the reference's inputs and those of each rank.
+
+    All inputs together say which sample a row is. Where they do not match, one input alone may, and
+    then the others are wrong. Where that does not match either, some samples are not the
+    reference's: if half of them are, the others take the places that are left.
+    """
+    names = [[*wanted], *([name] for name in wanted)]
+    for may_differ in (False, True):
+        for chosen in names if len(wanted) > 1 else names[:1]:
+            order = _order_of(wanted, inputs, mesh, chosen, may_differ)
+            if order is not None:
+                return order
+    return None
+
+
+def _order_of(
+    wanted: Inputs, inputs: list[Inputs], mesh: Mesh, names: list[str], may_differ: bool
+) -> Order | None:
+    is_alone = len(names) < len(wanted)
+    kept = {name: wanted[name] for name in names}
+    own = [{n: t for n, t in one.items() if n in names or not is_alone} for one in inputs]
     for is_head_tail in (False, True) if mesh.axes.get("cp", 1) > 1 else (False,):
-        whole = [_joined(inputs, rank, wanted, mesh, is_head_tail) for rank in range(mesh.size)]
-        samples = _samples_of(wanted, whole, mesh)
+        whole = [_joined(own, rank, wanted, mesh, is_head_tail) for rank in range(mesh.size)]
+        samples = _samples_of(kept, whole, mesh, must_be_unique=is_alone, may_differ=may_differ)
         if samples is not None:
             return Order(samples, is_head_tail)
     return None
 
 
-def _samples_of(wanted: Inputs, inputs: list[Inputs], mesh: Mesh) -> list[list[int]] | None:
+def _samples_of(
+    wanted: Inputs, inputs: list[Inputs], mesh: Mesh, *, must_be_unique: bool, may_differ: bool
+) -> list[list[int]] | None:
     reference = _rows(wanted)
-    orders: dict[tuple[int, ...], list[int]] = {}
     places: dict[bytes, list[int]] = {}
     for i, row in enumerate(reference):
         places.setdefault(row, []).append(i)
+    if must_be_unique and len(places) < len(reference):
+        return None
     shares: list[tuple[int, ...]] = []
     rows_of: dict[tuple[int, ...], Rows] = {}
     for rank in range(mesh.size):
         coordinates = mesh.coordinates(rank)
-        share = tuple(c for axis, c in coordinates.items() if axis in DATA_AXES)
-        shares.append(share)
+        shares.append(tuple(c for axis, c in coordinates.items() if axis in DATA_AXES))
         if not inputs[rank]:
             continue  # a later stage of a pipeline has the samples of the first one
         rows = _rows(inputs[rank])
-        if share not in orders:
-            order = _take(rows, places)
-            if order is None:
-                return None
-            orders[share], rows_of[share] = order, rows
-        elif rows != rows_of[share]:
+        if rows_of.setdefault(shares[rank], rows) != rows:
             return None
-    taken = sum(len(order) for order in orders.values())
-    if taken != len(reference) or any(share not in orders for share in shares):
+    has_all = sum(map(len, rows_of.values())) == len(reference) and rows_of.keys() == {*shares}
+    if not has_all:
         return None
+    taken = {share: _taken(rows, places) for share, rows in rows_of.items()}
+    found = sum(place is not None for of_share in taken.values() for place in of_share)
+    if found < len(reference) and (not may_differ or 2 * found < len(reference)):
+        return None
+    free = iter(sorted(place for left in places.values() for place in left))
+    orders = {
+        share: [next(free) if place is None else place for place in of_share]
+        for share, of_share in taken.items()
+    }
     return [orders[share] for share in shares]
 
 
-def _take(rows: Rows, places: dict[bytes, list[int]]) -> list[int] | None:
-    order = []
-    for row in rows:
-        free = places.get(row)
-        if not free:
-            return None
-        order.append(free.pop(0))
-    return order
+def _taken(rows: Rows, places: dict[bytes, list[int]]) -> list[int | None]:
+    """Takes the place of each row; None for a row that has none left."""
+    return [places[row].pop(0) if places.get(row) else None for row in rows]
 
 
 def _inputs(directory: Path, step: int, rank: int) -> Inputs:

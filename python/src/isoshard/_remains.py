@@ -1,0 +1,96 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Judges what remains of a run of which some records cannot be judged.
+
+Ranks may hold parts that do not make the reference's tensor: one rank skips a layer, has fewer
+samples, or no optimizer state. isoshard-judge then rejects the whole bundle. A bug is the likely
+reason, and often shows in other records, too. Only a run that diverges there gets a verdict by
+them: one that conforms without these records has not shown that it does.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from . import _bundle
+from ._bundle import Entry
+
+Record = dict[str, Any]
+_DIVERGES = 1
+
+
+def _has_no_place(record: Record) -> bool:
+    return bool(record["kind"] not in ("param", "grad") and record.get("layout") == "infer")
+
+
+def _is_loss(record: Record) -> bool:
+    return record["kind"] == "scalar" and fnmatch.fnmatchcase(record["name"], "loss*")
+
+
+def _is_state(record: Record) -> bool:
+    return bool(record["kind"] == "optimizer")
+
+
+def _is_cut(record: Record) -> bool:
+    is_part = "flat" in record or record["local_shape"] != record.get("global_shape")
+    return record["kind"] in ("param", "grad") and is_part
+
+
+#: What is left out, in this order, each beside those before it.
+_LEFT_OUT: tuple[Callable[[Record], bool], ...] = (_has_no_place, _is_loss, _is_state, _is_cut)
+
+
+def remains_that_diverge(
+    run: Path, folder: Path, compare: Callable[[Path, list[str]], int]
+) -> tuple[Path, list[str]] | None:
+    """The first copy of a run, with fewer records, that diverges; and what it was left without.
+
+    `compare` returns the exit code of isoshard-judge for a copy and the KIND/NAME of what is not
+    recorded in it.
+    """
+    for copy, missing in _copies(run, folder):
+        if compare(copy, missing) == _DIVERGES:
+            return copy, missing
+    return None
+
+
+def _copies(run: Path, folder: Path) -> Iterator[tuple[Path, list[str]]]:
+    before: list[str] = []
+    for number in range(1, len(_LEFT_OUT) + 1):
+        rules = _LEFT_OUT[:number]
+        copy = folder / f"remains{number}"
+        missing = _write_copy(run, copy, lambda record, rules=rules: any(r(record) for r in rules))
+        if missing and missing != before:
+            yield copy, missing
+        before = missing
+
+
+def _write_copy(run: Path, copy: Path, leaves_out: Callable[[Record], bool]) -> list[str]:
+    """Writes a copy without these records, in any rank and step; returns their KIND/NAME."""
+    _bundle.remove_bundle(copy)
+    manifest = _bundle.read_manifest(run)
+    ranks = [
+        (step, int(path.stem.removeprefix("rank")))
+        for step in manifest["steps"]
+        for path in sorted(_bundle.step_folder(run, step).glob("*.json"))
+    ]
+    contents = {place: _bundle.read_records(run, *place) for place in ranks}
+    missing = {
+        f"{record['kind']}/{record['name']}"
+        for content in contents.values()
+        for record in content["records"]
+        if leaves_out(record)
+    }
+    if not missing:
+        return []
+    for (step, rank), content in contents.items():
+        tensors = _bundle.read_tensors(run, step, rank)
+        kept = [r for r in content["records"] if f"{r['kind']}/{r['name']}" not in missing]
+        entries = [Entry(r, tensors[f"{r['kind']}/{r['name']}/{r['call']}"]) for r in kept]
+        notes = {k: v for k, v in content.items() if k not in _bundle.OF_WRITE_RANK}
+        journal = content.get("journal")
+        _bundle.write_rank(copy, manifest["run"], rank, step, entries, journal, notes)
+    _bundle.seal(copy, {key: value for key, value in manifest.items() if key != "files"})
+    return sorted(missing)
