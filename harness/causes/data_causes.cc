@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <optional>
 #include <set>
@@ -167,18 +168,19 @@ std::map<Sample, int> known_samples(const Evidence& e, int step) {
   }
 }
 
-/// The most frequent token of samples, which may fill them up.
+/// The most frequent token of samples, which may fill them up. Labels that do not count are
+/// negative and no filler: where they stand says which sample it is.
 double filler_of(const std::vector<Sample>& samples) {
   std::map<double, std::int64_t> counts;
   for (const Sample& sample : samples) {
     for (const double token : sample) ++counts[token];
   }
-  double filler = 0;
+  double filler = std::numeric_limits<double>::quiet_NaN();
   std::int64_t most = 0;
   for (const auto& [token, count] : counts) {
     if (count > most) std::tie(filler, most) = std::pair(token, count);
   }
-  return filler;
+  return filler < 0 ? std::numeric_limits<double>::quiet_NaN() : filler;
 }
 
 /// Whether a quarter of the tokens, and at least 4, are those of the other sample, at the same

@@ -377,6 +377,19 @@ TEST(RunCauses, FewTokensThatAreAlikeDoNotMakeASampleOfTheBatch) {
   EXPECT_THAT(inputs_are(right, right + 1), testing::Not(IsCause(CauseId::kSamplesForeign)));
 }
 
+// Padding is alike in all samples.
+TEST(RunCauses, PaddedSamplesThatTheBatchHasNotAreTold) {
+  const auto tokens = [](std::int64_t seed) {
+    at::Tensor padded = (values({4, 16}, seed).abs() * 500).to(at::kLong) + 1;
+    padded.narrow(1, 8, 8).fill_(0);
+    return padded;
+  };
+  const at::Tensor right = tokens(1);
+
+  EXPECT_THAT(inputs_are(right, at::cat({right.narrow(0, 0, 2), tokens(7).narrow(0, 2, 2)})),
+              IsCause(CauseId::kSamplesForeign, {{"foreign", 2}, {"samples", 2}}));
+}
+
 TEST(RunCauses, SamplesOfAnotherStepAreTold) {
   const auto tokens = [](std::int64_t seed) { return (values({4, 16}, seed) * 500).to(at::kLong); };
   const auto body = [&](bool whole) {
