@@ -266,19 +266,19 @@ def _first_that_shows(
 
     A script that does not show it is not stored.
     """
-    why = "no form of it could be written"
+    why = ""
     for start, said in _starts(case, command, output):
         text = write(case.wrong, start, output.name)
         if text.count("\n") > MOST_LINES:
             text = write(case.wrong, replace(start, is_brief=True), output.name)
         if text.count("\n") > MOST_LINES:
-            why = f"a script would have {text.count(chr(10))} lines, and {MOST_LINES} are the most"
+            why = why or f"a script would have {text.count(chr(10))} lines, and {MOST_LINES} are the most"
             continue
         failed = _why_not_shown(text, case, output, options)
         if not failed:
             output.write_text(text)
             return said
-        why = f"the script did not show it: {failed}"
+        why = why or f"the script did not show it: {failed}"
     hints = "".join(f". {text}" for text in _hints(command, case))
     raise NotShown(f"{case.wrong.title}: {why}{hints}")
 

@@ -66,7 +66,7 @@ class Start:
     shrinks_meshes: bool = False  #: whether a DeviceMesh has one rank in one process
     is_float64: bool = False  #: whether torch's default dtype is float64
     is_careful: bool = False  #: reads gradients before the step, adds up DTensors that are summands
-    is_brief: bool = False  #: whether each sentence about the tensor is one line
+    is_brief: bool = False  #: whether lines are saved: each sentence about the tensor is one
 
 
 @dataclass
@@ -106,16 +106,20 @@ def _head(wrong: Wrong, start: Start, name: str) -> list[str]:
     lines = [line for text in texts for line in textwrap.wrap(text, _COLUMNS - 3)]
     if start.is_brief:
         lines = [textwrap.shorten(text, _COLUMNS - 3, placeholder=" ...") for text in texts]
+    hooks = _hooks_of(wrong, start)
+    register = [f"from torch.optim.optimizer import {_register(hooks)}"] if hooks.value else []
+    gap = [] if start.is_brief else [""]
     return [
         f"# python {name}    {MARK}",
         f'"""{lines[0]}',
         *lines[1:],
         '"""',
-        f"import os, {'re, ' if _hooks_of(wrong, start).find else ''}runpy, socket, sys, tempfile",
-        "",
+        f"import os, {'re, ' if hooks.find else ''}runpy, socket, sys, tempfile",
+        *gap,
         "import torch",
-        "",
-        *([f'WRAPPERS = r"{_WRAPPERS}"'] if _hooks_of(wrong, start).find else []),
+        *register,
+        *gap,
+        *([f'WRAPPERS = r"{_WRAPPERS}"'] if hooks.find else []),
         f"ALLOWED = {wrong.bound:.4g}  # {wrong.bound_from}",
     ]
 
@@ -223,19 +227,21 @@ def _rank_main(wrong: Wrong, start: Start) -> list[str]:
     lines = ["def rank_main(rank, folder):  # runs the script until the tensor is known"]
     lines += ["    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank))"]
     lines += ["    torch.set_default_dtype(torch.float64)"] if start.is_float64 else []
-    lines += ["    call, found, seen, steps = torch.nn.Module.__call__, [], [], []"]
+    names, values = ["call", "found"], ["torch.nn.Module.__call__", "[None]"]
+    text = "".join([hooks.value, *hooks.passes, *hooks.more])
+    used = [n for n in ("seen", "steps") if n in text or (n == "steps" and wrong.step)]
+    lines += [f"    {', '.join([*names, *used])} = {', '.join([*values, *['[]' for _ in used]])}"]
     if hooks.find or start.no_dropout:
         lines += _called(hooks, start)
     lines += ["    def save(value):"]
     if wrong.kind == "grad" and start.is_careful:
         lines += ['        if any(p.is_partial() for p in getattr(value, "placements", ())):']
         lines += ["            value = value.full_tensor()"]
-    lines += ['        value = getattr(value.detach(), "to_local", value.detach)().double()']
+    value = 'getattr(value.detach(), "to_local", value.detach)().double()'
     shape = ".reshape(1)" if _is_number(wrong) else ""
-    lines += [f'        torch.save(value{shape}, f"{{folder}}/{{rank}}")']
-    lines += ["        if torch.distributed.is_initialized():"]
-    lines += ["            torch.distributed.barrier()  # until then other ranks may need this one"]
-    lines += ["        os._exit(0)"]
+    lines += [f'        torch.save({value}{shape}, f"{{folder}}/{{rank}}")']
+    lines += ["        torch.distributed.is_initialized() and torch.distributed.barrier()"]
+    lines += ["        os._exit(0)  # until the barrier other ranks may need this one"]
     lines += _step(wrong, hooks)
     lines += [f"    {line}" for line in hooks.more]
     lines += _SHRINKING if start.shrinks_meshes else []
@@ -246,14 +252,17 @@ def _called(hooks: _Hooks, start: Start) -> list[str]:
     """The hook of all modules: the first one that has what is looked for is the model."""
     condition, _, value = hooks.find.rpartition(" == ")
     lines = ["    def called(module, *args, **kwargs):"]
-    lines += ["        if not found and torch.is_grad_enabled():"]
-    lines += [f"            found.extend({condition}", f"                         == {value})"]
+    lines += ["        if found[0] is None and torch.is_grad_enabled():"]
+    lines += [f"            found[:] = [{condition}", f"                        == {value}] or [None]"]
     begin = [*(_NO_DROPOUT if start.no_dropout else []), *hooks.begin]
     begin += ["found.append(module)"] if hooks.passes else []
-    lines += ["            if found:"] if begin else []
-    lines += [f"                {line}" for line in begin]
+    if len(begin) == 1:
+        lines += [f"            found[0] is not None and {begin[0]}"]
+    elif begin:
+        lines += ["            if found[0] is not None:"]
+        lines += [f"                {line}" for line in begin]
     if hooks.passes:
-        lines += ["        if module is (found or [0])[-1] and torch.is_grad_enabled():"]
+        lines += ["        if module is found[-1] and torch.is_grad_enabled():"]
         lines += [f"            {line}" for line in hooks.passes]
     lines += ["        return call(module, *args, **kwargs)"]
     return [*lines, "    torch.nn.Module.__call__ = called"]
@@ -268,17 +277,24 @@ def _step(wrong: Wrong, hooks: _Hooks) -> list[str]:
     if not hooks.value:
         return []
     lines = ["    def stepped(optimizer, *_):"]
-    if hooks.is_of_holder:
-        lines += ['        held = (p for group in optimizer.param_groups for p in group["params"])']
-        lines += ["        steps.extend(p for p in held if p is (found or [0])[0])"]
+    held = 'p for g in optimizer.param_groups for p in g["params"] if p is found[0]'
+    what = "seen" if "seen" in hooks.value else "found"
+    if wrong.step == 0:  # the first step counts
+        condition = f"[{held}]" if hooks.is_of_holder else f"any(t is not None for t in {what})"
+        lines += [f"        if {condition}:", f"            save({hooks.value})"]
     else:
-        seen = "seen" if "seen" in hooks.value else "found"
-        lines += [f"        steps.extend([optimizer] if {seen} and optimizer in [*steps, optimizer][:1]"]
-        lines += ["                     else [])"]
-    lines += [f"        if len(steps) > {wrong.step}:", f"            save({hooks.value})"]
-    lines += ["        seen.clear()"] if "seen" in hooks.value and wrong.step else []
-    hook = "pre" if hooks.is_before else "post"
-    return [*lines, f"    torch.optim.optimizer.register_optimizer_step_{hook}_hook(stepped)"]
+        number = "len(steps)" if hooks.is_of_holder else "steps.count(steps[0])"
+        lines += [f"        steps.extend({held})" if hooks.is_of_holder else _FIRST]
+        lines += [f"        if {number} > {wrong.step}:", f"            save({hooks.value})"]
+        lines += ["        seen.clear()"] if what == "seen" else []
+    return [*lines, f"    {_register(hooks)}(stepped)"]
+
+
+_FIRST = "        steps.append(optimizer)  # the steps of the first one count"
+
+
+def _register(hooks: _Hooks) -> str:
+    return f"register_optimizer_step_{'pre' if hooks.is_before else 'post'}_hook"
 
 
 _NO_DROPOUT = [
@@ -383,11 +399,8 @@ def _main(wrong: Wrong, start: Start) -> list[str]:
     return [
         'if __name__ == "__main__":',
         f'    os.chdir(os.path.join(os.path.dirname(os.path.abspath(__file__)), "{start.folder}"))',
-        "    try:",
-        f"        right, parts, is_right = run(1)[0], run({start.world_size}), True",
-        "    except Exception as error:",
-        '        print(f"A run failed: {error}", file=sys.stderr)',
-        "        sys.exit(2)",
+        "    sys.excepthook = lambda *error: (sys.__excepthook__(*error), os._exit(2))",
+        f"    right, parts, is_right = run(1)[0], run({start.world_size}), True",
         f"    for actual in {_wholes(wrong, start.world_size)}:",
         "        off = (actual - right).abs()",
         "        factor, at = (actual * right).sum() / right.square().sum(), off.argmax()",
