@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from test_judge import EXAMPLES, judge
+from test_judge import judge
 
 from isoshard._mesh import Mesh
 from isoshard._repro_places import places_of
@@ -23,8 +23,6 @@ MOST_LINES = 60
 _TRAP = "raise ImportError('a written script must not import isoshard')\n"
 
 DDP = """\
-import sys
-
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -42,7 +40,6 @@ for step in range(5):
     CHANGE
     optimizer.step()
     optimizer.zero_grad()
-assert "isoshard" not in sys.modules or "--free" not in sys.argv
 """
 FSDP2 = """\
 import torch
@@ -86,6 +83,7 @@ def judged(folder: Path, script: str, change: str, *options: str, ranks: int = 2
     file.write_text(script.replace("CHANGE", change))
     output = folder / "runs"
     judge(file, ranks, options=("--quiet", "--output-dir", str(output), *options))
+    assert (output / "report" / "report.json").exists()
     return output
 
 
@@ -130,13 +128,8 @@ def test_a_scaled_gradient_is_shown_until_it_is_right(tmp_path: Path) -> None:
     assert code == 0, text
     assert factors(text) == pytest.approx([1, 1], rel=1e-5)
 
-
-def test_a_script_that_fails_is_neither_right_nor_wrong(tmp_path: Path) -> None:
-    folder = judged(tmp_path, DDP, DOUBLED)
-    assert main(["repro", str(folder)]) == 0
-    (tmp_path / "train.py").write_text(DDP.replace("CHANGE", "raise RuntimeError('broken')"))
-    code, text = run_alone(folder / "repro.py")
-    assert code == 2, text
+    (tmp_path / "train.py").write_text("raise RuntimeError('neither right nor wrong')\n")
+    assert run_alone(script)[0] == 2
 
 
 def test_a_gradient_of_a_later_step_is_shown(tmp_path: Path) -> None:
@@ -172,10 +165,9 @@ def test_a_wrong_update_of_an_uneven_shard_is_shown(tmp_path: Path) -> None:
 
 
 def test_a_wrong_forward_tensor_is_shown(tmp_path: Path) -> None:
-    change = "pass"
     wrong = DDP.replace("for step in", "model.module[1].register_forward_hook("
                         "lambda m, a, out: out * (1 + rank))\nfor step in")  # fmt: skip
-    folder = judged(tmp_path, wrong, change)
+    folder = judged(tmp_path, wrong, "pass")
     assert main(["repro", str(folder)]) == 0
     script = folder / "repro.py"
     assert len(script.read_text().splitlines()) <= MOST_LINES
@@ -188,11 +180,26 @@ def test_a_wrong_forward_tensor_is_shown(tmp_path: Path) -> None:
     assert run_alone(script)[0] == 0
 
 
-def test_inputs_that_no_process_shares_out_are_shown(tmp_path: Path) -> None:
-    script = DDP.replace("generator=generator).chunk(world)[rank]", "generator=generator)[:3]")
-    folder = judged(tmp_path, script.replace("(6, 8", "(6, 8"), "pass")
-    code = main(["repro", str(folder)])
-    assert code == 1  # what is wrong is how the samples are shared out, and no tensor
+def test_samples_that_are_not_shared_out_are_no_tensor(tmp_path: Path) -> None:
+    folder = judged(tmp_path, DDP.replace(".chunk(world)[rank]", ""), "pass")
+    assert main(["repro", str(folder)]) == 1
+    assert not (folder / "repro.py").exists()
+
+
+def test_two_ranks_are_enough_where_they_have_the_same_wrong_tensor(tmp_path: Path) -> None:
+    folder = judged(tmp_path, DDP, DOUBLED.replace("rank == 1", "rank > 0"), ranks=3)
+    assert main(["repro", str(folder)]) == 0
+    code, text = run_alone(folder / "repro.py")
+    assert code == 1, text
+    assert factors(text) == pytest.approx([1, 2], rel=1e-5)
+
+
+def test_three_ranks_stay_where_two_are_right(tmp_path: Path) -> None:
+    folder = judged(tmp_path, DDP, DOUBLED.replace("rank == 1", "rank == 2"), ranks=3)
+    assert main(["repro", str(folder)]) == 0
+    code, text = run_alone(folder / "repro.py")
+    assert code == 1, text
+    assert factors(text) == pytest.approx([1, 1, 2], rel=1e-5)
 
 
 def test_a_run_that_conforms_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,8 +7,10 @@ import json
 import math
 import os
 import re
+import shlex
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -82,8 +84,11 @@ def repro(options: ReproOptions) -> int:
     output = options.output or folder / DEFAULT_NAME
     _require_output(output)
     try:
-        case = _case_of(folder)
-        written = _first_that_shows(case, _command.read(folder), output.resolve(), options)
+        case, command = _case_of(folder), _command.read(folder)
+        fewer = _on_two_ranks(case, command, options)
+        written = _first_that_shows(fewer or case, command, output.resolve(), options)
+        if fewer is not None:
+            written += [f"It starts 2 ranks, not {case.mesh.size}: the same tensor is wrong there."]
     except (NotShown, Unplaced) as error:
         print(f"isoshard: no script was written: {error}.", file=sys.stderr)
         return _NOT_SHOWN
@@ -144,7 +149,7 @@ def _wrong_of(folder: Path, verdict: Mapping[str, Any], *, is_float64: bool) -> 
     title, _, _ = str(first["what"]).partition(": ")
     key = (first["step"], first["kind"], first["name"], first["call"])
     compared = [t for t in verdict["tensors"] if tuple(t[k] for k in _KEY) == key]
-    if not compared:
+    if not compared or compared[0]["within"]:
         raise NotShown(f"what is wrong is no tensor that was compared ({first['what']})")
     run, reference = folder / "run", folder / "reference"
     with _bundle.checked(run):
@@ -256,6 +261,51 @@ def _numbers(actual: torch.Tensor, right: torch.Tensor) -> _Numbers:
     return _Numbers(float(actual.norm()), float(right.norm()), float(factor))
 
 
+# -- fewer ranks ---------------------------------------------------------------------------------
+
+
+def _on_two_ranks(case: _Case, command: Command, options: ReproOptions) -> _Case | None:
+    """The same wrong tensor of a run on two ranks, if two have it; the run is judged anew."""
+    axes = [axis for axis, degree in case.mesh.axes.items() if degree > 1]
+    words = _with_world_size(list(command.words), case.mesh.size, 2)
+    if case.mesh.size == 2 or len(axes) != 1 or words is None or command.reference is not None:
+        return None
+    judge = [sys.executable, "-m", "isoshard", "judge", "--quiet", "--mesh", f"{axes[0]}=2"]
+    judge += ["--steps", str(case.wrong.step + 1), "--timeout", f"{options.timeout:g}"]
+    judge += [] if case.is_float64 else ["--precision", "native"]
+    for flag, value in (
+        ("--no-dropout", command.no_dropout),
+        ("--reference-command", command.reference_command),
+        ("--loss", command.loss_reduction),
+        ("--options", command.options_file),
+    ):
+        judge += ([flag] if value is True else [flag, str(value)]) if value else []
+    with tempfile.TemporaryDirectory(prefix="isoshard-") as folder:
+        judge += ["--output-dir", folder, "--", *words]
+        environment = {k: v for k, v in os.environ.items() if k != "ISOSHARD_MESH"}
+        subprocess.run(
+            judge, cwd=command.folder, env=environment, capture_output=True, check=False
+        )
+        try:
+            fewer = _case_of(Path(folder))
+        except (NotShown, Unplaced, BundleError, UsageError):
+            return None
+    is_same = all(getattr(fewer.wrong, k) == getattr(case.wrong, k) for k in _KEY)
+    return fewer if is_same and fewer.is_float64 == case.is_float64 else None
+
+
+def _with_world_size(words: list[str], old: int, new: int) -> list[str] | None:
+    """A launcher's command with another number of processes; None if that is not to be found."""
+    for i, word in enumerate(words):
+        option, equals, number = word.rpartition("=")
+        if number == str(old):
+            changed = [*words[:i], f"{option}{equals}{new}", *words[i + 1 :]]
+            launch = _launch.parse(changed)
+            if launch is not None and launch.world_size == new:
+                return changed
+    return None
+
+
 # -- what is written -----------------------------------------------------------------------------
 
 
@@ -272,7 +322,8 @@ def _first_that_shows(
         if text.count("\n") > MOST_LINES:
             text = write(case.wrong, replace(start, is_brief=True), output.name)
         if text.count("\n") > MOST_LINES:
-            why = why or f"a script would have {text.count(chr(10))} lines, and {MOST_LINES} are the most"
+            lines = text.count("\n")
+            why = why or f"a script would have {lines} lines, and {MOST_LINES} are the most"
             continue
         failed = _why_not_shown(text, case, output, options)
         if not failed:
@@ -315,8 +366,6 @@ def _starts(case: _Case, command: Command, output: Path) -> Iterator[tuple[Start
 def _single(command: Command, script: list[str], arguments: list[str]) -> list[str] | None:
     if command.reference_command is None:
         return None
-    import shlex
-
     own, words = _launch.script_of(shlex.split(command.reference_command))
     if own[:1] == ["-m"] or script[:1] == ["-m"]:
         raise NotShown("the reference has a command of its own, and one of both is a module")
@@ -366,9 +415,11 @@ def _run(file: Path, limit: float) -> tuple[int | None, str, str]:
     try:
         out, errors = process.communicate(timeout=limit)
     except subprocess.TimeoutExpired:
-        end_processes([process.pid])
-        process.communicate()
         return None, "", ""
+    finally:
+        if process.poll() is None:
+            end_processes([process.pid])
+            process.communicate()
     return process.returncode, out, errors
 
 

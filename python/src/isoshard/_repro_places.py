@@ -90,7 +90,8 @@ def _copies(boxes: Mapping[int, list[Box]], added: Sequence[str], mesh: Mesh) ->
     held: dict[str, list[int]] = {}
     for rank in sorted(boxes):
         at = mesh.coordinates(rank)
-        held.setdefault(str(([b[1:] for b in boxes[rank]], [at[a] for a in added])), []).append(rank)
+        part = str(([box[1:] for box in boxes[rank]], [at[axis] for axis in added]))
+        held.setdefault(part, []).append(rank)
     number = max(len(ranks) for ranks in held.values())
     copies = [sorted(ranks[i % len(ranks)] for ranks in held.values()) for i in range(number)]
     return sorted(copies)

@@ -253,7 +253,8 @@ def _called(hooks: _Hooks, start: Start) -> list[str]:
     condition, _, value = hooks.find.rpartition(" == ")
     lines = ["    def called(module, *args, **kwargs):"]
     lines += ["        if found[0] is None and torch.is_grad_enabled():"]
-    lines += [f"            found[:] = [{condition}", f"                        == {value}] or [None]"]
+    lines += [f"            found[:] = [{condition}"]
+    lines += [f"                        == {value}] or [None]"]
     begin = [*(_NO_DROPOUT if start.no_dropout else []), *hooks.begin]
     begin += ["found.append(module)"] if hooks.passes else []
     if len(begin) == 1:
@@ -356,7 +357,8 @@ def _wholes(wrong: Wrong, world_size: int) -> str:
         firsts = {len(copy) for copy in places.copies}
         everyone = [[rank] for rank in range(world_size)]
         if firsts == {1}:
-            parts = "parts" if places.copies == everyone else f"(parts[r] for r, in {places.copies})"
+            is_all = places.copies == everyone
+            parts = "parts" if is_all else f"(parts[r] for r, in {places.copies})"
             return f"(part{factor} for part in {parts})" if factor else parts
         if len({(begins[rank], sizes[rank]) for rank in places.copies[0]}) == 1:
             return f"(sum(parts[r] for r in ranks){factor} for ranks in {places.copies})"
@@ -381,7 +383,7 @@ def _whole(wrong: Wrong, start: Start) -> list[str]:
     return [
         "",
         "",
-        "def whole(ranks, parts, right):  # boxes: begins in the rank's part and in the whole, sizes",
+        "def whole(ranks, parts, right):  # boxes: begins in a rank's part and the whole, sizes",
         f"    boxes, result = {boxes}, torch.zeros_like(right)",
         "    for rank, own, begin, size in ((r, *box) for r in ranks for box in boxes[r]):",
         "        at = tuple(slice(b, b + n) for b, n in zip(begin, size))",
@@ -404,9 +406,9 @@ def _main(wrong: Wrong, start: Start) -> list[str]:
         f"    for actual in {_wholes(wrong, start.world_size)}:",
         "        off = (actual - right).abs()",
         "        factor, at = (actual * right).sum() / right.square().sum(), off.argmax()",
-        '        print(f"norm {actual.norm():.6g}, right is {right.norm():.6g}; factor {factor:.6g}; "',
-        '              f"largest difference {off.max():.3g}: {actual.flatten()[at]:.6g}, "',
-        '              f"right is {right.flatten()[at]:.6g}")',
+        '        print(f"norm {actual.norm():.6g}, right is {right.norm():.6g}; "',
+        '              f"factor {factor:.6g}; largest difference {off.max():.3g}: "',
+        '              f"{actual.flatten()[at]:.6g}, right is {right.flatten()[at]:.6g}")',
         f"        is_right = is_right and bool({right})",
         "    sys.exit(0 if is_right else 1)",
     ]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `isoshard`: judge, preflight, convert; and what isoshard-judge does."""
+"""The command `isoshard`: judge, repro, preflight, convert; and what isoshard-judge does."""
 
 from __future__ import annotations
 
@@ -54,6 +54,7 @@ _EPILOG = """\
 examples
   isoshard judge --mesh dp=2,tp=2 -- torchrun --nproc-per-node 4 train.py --steps 2
   isoshard judge --reference-command 'python train.py --batch-size 8' -- torchrun ... train.py
+  isoshard repro runs
   isoshard compare runs/reference runs/mine
   isoshard compare --checkpoint runs/step100 model-resharded
   isoshard preflight --ranks 4 --backend gloo
