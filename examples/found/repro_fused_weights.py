@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# python repro_fused_weights.py [MODEL]    exit code 1: the bug is there, 0: it is gone, 2: it failed
+# python repro_fused_weights.py [MODEL]    exit code 1: the bug is there, 0: gone, 2: failed
 """transformers 5.23.0, tp_plan: two ranks load other weights of hrm_text than one process.
 
 Checkpoints have gqkv_proj and gate_up_proj. Each rank takes its rows of the fused tensor first, and
@@ -43,6 +43,7 @@ if __name__ == "__main__":
     for name in wrong:
         a, b = actual[name].flatten(), right[name].detach().flatten()
         worst = (a - b).abs().argmax()
-        print(f"{name}: norm {a.norm():.6g}, right is {b.norm():.6g}; factor {a @ b / (b @ b):.3g}; "
-              f"element {int(worst)} is {a[worst]:.6g}, right is {b[worst]:.6g}")  # fmt: skip
+        print(f"{name}: norm {a.norm():.6g}, right is {b.norm():.6g}; "
+              f"factor {a @ b / (b @ b):.3g}; element {int(worst)} is {a[worst]:.6g}, "
+              f"right is {b[worst]:.6g}")  # fmt: skip
     sys.exit(1 if wrong else 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# python repro_gradient_of_copies.py [MODEL]    exit code 1: the bug is there, 0: it is gone, 2: it failed
+# python repro_gradient_of_copies.py [MODEL]    exit code 1: the bug is there, 0: gone, 2: failed
 """transformers 5.23.0, tp_plan: apertus sums no gradient of act_fn.alpha_p over two ranks.
 
 Each rank has the whole parameter and uses it for its own columns, so it has one summand. The

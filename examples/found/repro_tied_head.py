@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# python repro_tied_head.py [VOCABULARY]    exit code 1: the bug is there, 0: it is gone, 2: it failed
+# python repro_tied_head.py [VOCABULARY]    exit code 1: the bug is there, 0: gone, 2: failed
 """transformers 5.23.0, fsdp_size=2: after a step a tied head that is cut unevenly reads old rows.
 
 The parameters after the step are right; the next logits are not. A vocabulary of 96, which two

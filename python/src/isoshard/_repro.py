@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from . import _bundle, _command, _launch
+from . import _bundle, _command, _environment, _launch
 from ._command import Command
 from ._mesh import Mesh
 from ._processes import end_processes
@@ -282,7 +282,7 @@ def _on_two_ranks(case: _Case, command: Command, options: ReproOptions) -> _Case
         judge += ([flag] if value is True else [flag, str(value)]) if value else []
     with tempfile.TemporaryDirectory(prefix="isoshard-") as folder:
         judge += ["--output-dir", folder, "--", *words]
-        environment = {k: v for k, v in os.environ.items() if k != "ISOSHARD_MESH"}
+        environment = _environment.without_options()
         subprocess.run(
             judge, cwd=command.folder, env=environment, capture_output=True, check=False
         )
