@@ -226,7 +226,7 @@ int run_command_line(std::span<const Command> commands, const std::vector<std::s
       "build everything and run all tests", "verify --preset small"};
   isoshard.versions = std::move(versions);
   isoshard.refuses_unknown_variables = true;
-  for (const char* name : {"convert", "judge", "preflight"})
+  for (const char* name : {"convert", "judge", "preflight", "repro"})
     isoshard.elsewhere[name] = fmt::format(
         "a command of the Python package; in a clone run ./isoshard {0}, installed python -m "
         "isoshard {0}",

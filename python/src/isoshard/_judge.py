@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from . import _environment, _extensions, _launch, _program
+from . import _command, _environment, _extensions, _launch, _program
 from ._failures import Failure, why_failed
 from ._mesh import Mesh, parse_mesh
 from ._processes import end_processes, no_collections
@@ -101,6 +101,7 @@ def judge(options: JudgeOptions) -> int:
         if options.report is not None:
             _check_report(options.report)
         driver.require_script()
+        _command.write(_command_of(options), folder)
         with seconds.measure("imports"), no_collections():
             from . import _precision
 
@@ -120,6 +121,23 @@ def _driver_of(options: JudgeOptions, folder: Path, seconds: Seconds) -> Driver:
     from ._resume import ResumeDriver
 
     return ResumeDriver(options, folder, seconds)
+
+
+def _command_of(options: JudgeOptions) -> _command.Command:
+    """What `isoshard repro` has to know of a run."""
+    return _command.Command(
+        words=options.command,
+        folder=str(Path.cwd()),
+        mesh=options.mesh,
+        reference=None if options.reference is None else str(options.reference),
+        reference_command=options.reference_command,
+        loss_reduction=options.loss_reduction,
+        options_file=options.options_file,
+        no_dropout=options.no_dropout,
+        generic_weights=options.generic_weights,
+        replay=options.replay,
+        resume_at=options.resume_at,
+    )
 
 
 def _check(options: JudgeOptions) -> None:

@@ -85,18 +85,19 @@ def recognise(command: Sequence[str]) -> Launch | None:
     if not words or any(name.startswith(_OF_TORCHRUN) for name in os.environ):
         return None
     is_own = _is_own_python if words[1:2] == ["-m"] else _is_own_program
-    return _parse(words) if is_own(words[0]) else None
+    return parse(words) if is_own(words[0]) else None
 
 
 def asked_world_size(command: Sequence[str]) -> int | None:
     """How many processes a launcher of any Python installation is asked for, if that is known."""
     if any(name.startswith(_OF_TORCHRUN) for name in os.environ):
         return None
-    launch = _parse(list(command))
+    launch = parse(list(command))
     return None if launch is None else launch.world_size
 
 
-def _parse(words: list[str]) -> Launch | None:
+def parse(words: list[str]) -> Launch | None:
+    """What a launcher of any Python installation starts; None if it is not known."""
     if len(words) >= 3 and words[1] == "-m":
         if words[2] == "torch.distributed.run":
             return _torchrun(words[3:])
@@ -118,7 +119,7 @@ def script_of(command: Sequence[str]) -> tuple[list[str], list[str]]:
 
     Both are empty where the script is not known.
     """
-    launch = _parse(list(command)) or plain_python(command)
+    launch = parse(list(command)) or plain_python(command)
     if launch is not None:
         script = ["-m", launch.script] if launch.is_module else [launch.script]
         return script, list(launch.arguments)

@@ -10,7 +10,7 @@ them: one that conforms without these records has not shown that it does.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -59,15 +59,14 @@ def remains_that_diverge(
 def _copies(run: Path, folder: Path) -> Iterator[tuple[Path, list[str]]]:
     before: list[str] = []
     for number in range(1, len(_LEFT_OUT) + 1):
-        rules = _LEFT_OUT[:number]
         copy = folder / f"remains{number}"
-        missing = _write_copy(run, copy, lambda record, rules=rules: any(r(record) for r in rules))
+        missing = _write_copy(run, copy, _LEFT_OUT[:number])
         if missing and missing != before:
             yield copy, missing
         before = missing
 
 
-def _write_copy(run: Path, copy: Path, leaves_out: Callable[[Record], bool]) -> list[str]:
+def _write_copy(run: Path, copy: Path, left_out: Sequence[Callable[[Record], bool]]) -> list[str]:
     """Writes a copy without these records, in any rank and step; returns their KIND/NAME."""
     _bundle.remove_bundle(copy)
     manifest = _bundle.read_manifest(run)
@@ -81,7 +80,7 @@ def _write_copy(run: Path, copy: Path, leaves_out: Callable[[Record], bool]) -> 
         f"{record['kind']}/{record['name']}"
         for content in contents.values()
         for record in content["records"]
-        if leaves_out(record)
+        if any(is_left_out(record) for is_left_out in left_out)
     }
     if not missing:
         return []

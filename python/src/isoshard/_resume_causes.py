@@ -59,9 +59,7 @@ class Unrestored:
 def unrestored(sides: Sides) -> list[Unrestored]:
     """What is found to be of another step, each beside the first record that shows it."""
     size = len(sides.before)
-    wanted, actual = (
-        Step.read(bundle, 0, size) for bundle in (sides.uninterrupted, sides.resumed)
-    )
+    wanted, actual = (Step.read(bundle, 0, size) for bundle in (sides.uninterrupted, sides.resumed))
     if cause := _about_all(sides):
         return [cause]
     return [

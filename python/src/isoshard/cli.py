@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `isoshard`: judge, preflight, convert; and what isoshard-judge does."""
+"""The command `isoshard`: judge, repro, preflight, convert; and what isoshard-judge does."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from .errors import BundleError, CheckpointError, Divergence, IsoshardError, Usa
 _USAGE, _BAD_FILE, _INFRASTRUCTURE = 2, 3, 4
 #: Passed on to isoshard-judge as they are.
 _OF_THE_PROGRAM = ("respond", "bundle")
-_COMMANDS = ("judge", "preflight", "convert", "compare", *_OF_THE_PROGRAM)
+_COMMANDS = ("judge", "repro", "preflight", "convert", "compare", *_OF_THE_PROGRAM)
 #: Commands of the C++ program, which is called isoshard, too.
 OF_THE_OTHER = (
     "verify",
@@ -56,11 +56,24 @@ examples
   isoshard judge --reference-command 'python train.py --batch-size 8' -- torchrun ... train.py
   isoshard judge --replay -- torchrun --nproc-per-node 2 train.py
   isoshard judge --resume-at 5 -- torchrun --nproc-per-node 2 train.py --checkpoint {run}/ckpt
+  isoshard repro runs
   isoshard compare runs/reference runs/mine
   isoshard compare --checkpoint runs/step100 model-resharded
   isoshard preflight --ranks 4 --backend gloo
 
 exit codes: 0 conforms, 1 diverges or vacuous, 2 usage, 3 bad input file, 4 a run failed
+"""
+
+_REPRO = """\
+Writes a script of at most 60 lines that runs the training script in one process and on its ranks,
+and prints the first wrong tensor of both. It needs torch and the training script, not isoshard, and
+exits with 1 while the bug is there and with 0 when it is gone. It is run before it is stored.
+
+example
+  isoshard judge --output-dir runs -- torchrun --nproc-per-node 2 train.py
+  isoshard repro runs && python runs/repro.py
+
+exit codes: 0 a script was written, 1 none shows the tensor, 2 usage, 3 DIR is no folder of judge
 """
 
 
@@ -162,6 +175,8 @@ def _run(words: list[str]) -> int:
         _refuse(unknown, options.subcommand, words, command)
     if options.subcommand == "preflight":
         return _preflight(options)
+    if options.subcommand == "repro":
+        return _repro(options)
     with _signals_raise():
         return judge(_judge_options(options, command))
 
@@ -226,6 +241,15 @@ def _preflight(options: argparse.Namespace) -> int:
     if options.dtypes is not None:
         given.dtypes = options.dtypes.split(",")
     return preflight(given)
+
+
+def _repro(options: argparse.Namespace) -> int:
+    from ._repro import ReproOptions, repro
+
+    if not options.timeout > 0:
+        raise UsageError(f"--timeout must be a number above 0, got {options.timeout:g}.")
+    with _signals_raise():
+        return repro(ReproOptions(options.folder, options.output, options.timeout))
 
 
 def _compare(words: list[str]) -> int:
@@ -367,7 +391,14 @@ def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
         "hang or died.",
     )
     _add_preflight_options(tried)
-    for name, command in (("judge", judged), ("preflight", tried)):
+    shown = commands.add_parser(
+        "repro",
+        help="write a script that shows the first wrong tensor without isoshard",
+        description=_REPRO,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    _add_repro_options(shown)
+    for name, command in (("judge", judged), ("preflight", tried), ("repro", shown)):
         if words[:1] == [name]:
             _environment.take_defaults(command, words)
     commands.add_parser("compare", help="judge one recorded bundle or checkpoint against another")
@@ -375,6 +406,13 @@ def _parser(words: Sequence[str] = ()) -> argparse.ArgumentParser:
     commands.add_parser("respond", help="measure by perturbed runs how far a reference moves")
     commands.add_parser("bundle", help="check a bundle")
     return parser
+
+
+def _add_repro_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("folder", type=Path, metavar="DIR", help="the --output-dir of a judge that diverges")
+    add("--output", type=Path, metavar="FILE.py", help="where to write it (default DIR/repro.py)")
+    add("--timeout", type=float, default=300.0, help="seconds for one try (default 300)")
 
 
 def _add_preflight_options(parser: argparse.ArgumentParser) -> None:
