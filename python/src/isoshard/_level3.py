@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -64,8 +65,13 @@ class Report:
 
     @property
     def card(self) -> str:
-        """The verdict line and what is behind it: what broke, why, where and what to look at."""
-        return self.text[max(self.text.rfind(self.verdict), 0) :]
+        """The verdict line and what is behind it: what broke, why, where and what to look at.
+
+        A line for each precision follows if both were judged.
+        """
+        card = self.text[max(self.text.rfind(self.verdict), 0) :].partition("\n\n")[0]
+        lines = [f"  {outcome.line()}" for outcome in self.outcomes if len(self.outcomes) > 1]
+        return "\n".join([card.rstrip(), *lines]) + "\n"
 
 
 def check(
@@ -94,6 +100,7 @@ def check(
     keep: str | Path | None = None,
     precision: str | None = None,
     generic_weights: bool = True,
+    made_by: Sequence[str] | None = None,
 ) -> Report:
     """Judges a parallelized model against the same model in one process.
 
@@ -131,18 +138,22 @@ def check(
             parallel_reference only.
         raises: whether a run that does not conform raises Divergence.
         workers: worker processes other than the shared ones.
-        keep: a folder for bundles and report; None: they are removed.
+        keep: a folder for bundles and reports (report/report.html and .json, and the same in
+            float64/); None: they are removed.
         precision: "native", "float64" (the same computed in float64, docs/precision.md) or
             "both"; None: ISOSHARD_PRECISION, or both.
         generic_weights: move all weights that build() makes at random, in all processes alike, so
             that no norm weight is 1 and no bias 0. False where parallelize makes or loads weights
             itself.
+        made_by: the words of the command that repeats this, for the reports; None: a comparison of
+            the bundles if they are kept, else the command line of this process.
 
     Raises:
         Divergence: the run does not conform; `.report` is the judge's text.
         RunError: a process failed.
         UsageError: an argument has no meaning.
     """
+    __tracebackhide__ = True  # a test that fails shows the verdict, not this function
     axes = parse_mesh(mesh).axes if isinstance(mesh, str) else mesh_of(mesh, _size(mesh)).axes
     options = {
         "rename": rename,
@@ -174,7 +185,9 @@ def check(
     _program.find()
     folder = Path(keep) if keep is not None else Path(tempfile.mkdtemp(prefix="isoshard-check-"))
     folder.mkdir(parents=True, exist_ok=True)
-    words = _options(partial, grad_scale)
+    if made_by is None and keep is None:
+        made_by = sys.orig_argv
+    words = _options(partial, grad_scale, made_by)
     try:
         report = _judge(case, folder, workers or _workers, words, wanted)
     finally:
@@ -192,13 +205,17 @@ def _size(mesh: Mapping[str, int]) -> int:
     return size
 
 
-def _options(partial: str | None, grad_scale: float | None) -> list[str]:
-    """Of isoshard-judge compare."""
+def _options(
+    partial: str | None, grad_scale: float | None, made_by: Sequence[str] | None
+) -> list[str]:
+    """Options of isoshard-judge compare."""
     words = []
     if partial is not None:
         words += ["--partial", partial]
     if grad_scale is not None:
         words += ["--grad-scale", str(grad_scale)]
+    if made_by is not None:
+        words += ["--made-by", json.dumps(list(made_by))]
     return words
 
 
@@ -243,13 +260,15 @@ def _compare(case: Case, folder: Path, options: list[str], start: float) -> Repo
     resolve(reference, run)
     mesh = ",".join(f"{axis}={degree}" for axis, degree in case.mesh.items())
     arguments = [str(reference), str(run), "--mesh", mesh, *options]
-    arguments += ["--output-dir", str(folder / "report"), "--verbose"]
+    reports = folder / "report"
+    arguments += ["--output-dir", str(reports), "--report", str(reports / "report.html")]
+    arguments.append("--verbose")
     if not_recorded := case.options.get("not_recorded"):
         arguments += ["--not-recorded", ",".join(not_recorded)]
     code, text = _verdict.compare(arguments, reference, run, notes=notes, capture=True)
     if code not in (_verdict.CONFORMS, _verdict.DIVERGES):
         raise RunError(f"The runs could not be compared (exit code {code}):\n{text}")
-    path = folder / "report" / "report.json"
+    path = reports / "report.json"
     data = json.loads(path.read_text()) if path.exists() else {}
     seconds = {"runs": ran - start, "compare": time.perf_counter() - ran}
     return Report(code == 0, code, text, data, seconds)
