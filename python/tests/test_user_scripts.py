@@ -163,6 +163,43 @@ for _ in range(2):
 )
 
 
+#: A layer, or samples' length, that ranks do not have alike.
+SKIPPED = (
+    _BEGIN
+    + """\
+class Layers(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.second, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 2)
+
+    def forward(self, x):
+        x = self.first(x)
+        if variant != "layer_skipped_on_rank_1" or rank == 0:
+            x = torch.tanh(self.second(x))
+        return self.last(x)
+
+
+model = Layers()
+wrapped = model
+if world > 1:
+    wrapped = DistributedDataParallel(model, find_unused_parameters=True)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+x, y = torch.randn(8, 5, 6), torch.randn(8, 5, 2)
+x[4:, 3:], y[4:, 3:] = 0, 0
+x, y = x.chunk(world)[rank], y.chunk(world)[rank]
+if variant == "shorter_on_rank_1" and rank == 1:
+    x, y = x[:, :3], y[:, :3]
+for _ in range(2):
+    lengths = torch.tensor([5, 3]) if world > 1 else torch.tensor([5] * 4 + [3] * 4)
+    weights = (torch.arange(x.shape[1]) < (lengths[rank] if world > 1 else lengths[:, None]))
+    error = (wrapped(x) - y).square().mean(-1) * weights
+    (error.sum() * world / 32).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+)
+
+
 def judge(
     folder: Path, script: str, variant: str, *options: str
 ) -> tuple[int, dict[str, Any], str]:
@@ -256,3 +293,21 @@ def test_a_closer_look_names_the_part_of_a_gradient_that_is_scaled(tmp_path: Pat
     assert (code, first["name"], first["cause"]["id"]) == (1, "1.router", "function_wrong"), said
     assert line_of(AUXILIARY, "logits.logsumexp") in first["cause"]["words"]["tensor"]
     assert "scale 0.5" in first["cause"]["words"]["cause"]
+
+
+def test_records_that_fit_no_layout_do_not_hide_what_diverges(tmp_path: Path) -> None:
+    """Rank 1 has no forward at `second`, and so half of the reference's."""
+    code, case, said = judge(tmp_path, SKIPPED, "layer_skipped_on_rank_1")
+
+    first = case["findings"][0]
+    assert (code, first["kind"], first["name"]) == (1, "activation", "last"), said
+    assert any("activation/second" in note for note in case["notes"]), case["notes"]
+
+
+def test_a_right_run_with_records_that_fit_no_layout_has_no_verdict(tmp_path: Path) -> None:
+    """Rank 1 pads its samples to a shorter length, which changes no result."""
+    code, case, said = judge(tmp_path, SKIPPED, "shorter_on_rank_1")
+    assert (code, case) == (3, {}), said
+
+    code, _, said = judge(tmp_path, SKIPPED, "right")
+    assert code == 0, said

@@ -373,7 +373,7 @@ class Driver:
         findings, notes = self._given
 
         def compare(copy: Path, missing: list[str], said: Sequence[str] = ()) -> int:
-            words = self._compare_words(reference, copy)
+            words = self._compare_words(reference, copy, has_reports=bool(said))
             words += ["--not-recorded", ",".join([*self.options.not_recorded, *missing])]
             return _verdict.compare(
                 words,
@@ -755,7 +755,7 @@ class Driver:
 
         return check_samples(reference, run)
 
-    def _compare_words(self, reference: Path, run: Path) -> list[str]:
+    def _compare_words(self, reference: Path, run: Path, *, has_reports: bool = True) -> list[str]:
         """The arguments of isoshard-judge compare."""
         options = self.options
         arguments = [str(reference), str(run)]
@@ -774,8 +774,9 @@ class Driver:
         if options.quiet:
             arguments.append("--quiet")
         arguments += ["--seconds-before", f"{self.seconds.total():.3f}"]
-        arguments += ["--output-dir", str(self.folder / "report")]
-        if options.report is not None:
+        if has_reports:
+            arguments += ["--output-dir", str(self.folder / "report")]
+        if has_reports and options.report is not None:
             arguments += ["--report", str(options.report)]
         if options.made_by:
             arguments += ["--made-by", json.dumps(options.made_by)]
