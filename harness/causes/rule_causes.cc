@@ -245,8 +245,9 @@ namespace {
 /// beta changes one moment alone, or both by numbers of their own.
 bool gradient_has_factor(const Evidence& e, const std::string& parameter, bool is_squared,
                          double factor_of_gradient) {
-  const RecordKey other{e.wanted.key.step, RecordKind::kOptimizer,
-                        parameter + (is_squared ? ".exp_avg" : ".exp_avg_sq"), 0};
+  const RecordKey other{
+      e.wanted.key.step, RecordKind::kOptimizer,
+      to_string({parameter, NameRole::kPlain, is_squared ? "exp_avg" : "exp_avg_sq"}), 0};
   if (e.reference.find(other) == nullptr) return false;
   const Values whole = e.reference_value(other);
   if (whole.shape() != e.wanted.layout.global_shape) return false;
