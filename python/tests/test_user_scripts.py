@@ -200,6 +200,69 @@ for _ in range(2):
 )
 
 
+#: Much of what training scripts contain beside a model and an optimizer.
+CONTENTS = (
+    _BEGIN
+    + """\
+import copy
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = nn.Sequential(nn.Linear(10, 16), nn.GELU()), nn.Linear(16, 4)
+        self.scale = nn.Parameter(torch.tensor(1.0))
+
+    def forward(self, x):
+        return self.head(self.body(x)) * self.scale
+
+
+def evaluate():
+    model.eval()
+    with torch.no_grad():
+        model(validation)
+    model.train()
+
+
+net = Net()
+model = DistributedDataParallel(net) if world > 1 else net
+teacher, average = (copy.deepcopy(net).requires_grad_(False) for _ in range(2))
+matrices = [p for p in net.parameters() if p.ndim > 1]
+others = [p for p in net.parameters() if p.ndim <= 1]
+optimizers = [torch.optim.AdamW(matrices, lr=1e-2), torch.optim.Adam(others, lr=1e-2)]
+warm_up = [torch.optim.lr_scheduler.LambdaLR(o, lambda i: min(1, i / 2)) for o in optimizers]
+scaler = torch.amp.GradScaler("cpu", enabled=variant == "scaler")
+inputs, labels, validation = torch.randn(64, 10), torch.randint(0, 4, (64,)), torch.randn(8, 10)
+evaluate()
+for step in range(5):
+    x, y = (t[step * 8 : step * 8 + 8].chunk(world)[rank] for t in (inputs, labels))
+    with torch.no_grad():
+        wanted = teacher(x)
+    first, second = model(x), model(x + 0.1)
+    loss = F.cross_entropy(first, y) + F.mse_loss(second, wanted)
+    if variant == "loss_of_rank_1_doubled" and rank == 1:
+        loss = loss * 2
+    scaler.scale(loss).backward()
+    for optimizer in optimizers:
+        scaler.unscale_(optimizer)
+    if variant == "clip_by_value":
+        nn.utils.clip_grad_value_(net.parameters(), 0.05)
+    else:
+        nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+    for optimizer in optimizers:
+        scaler.step(optimizer)
+    scaler.update()
+    for optimizer, schedule in zip(optimizers, warm_up):
+        optimizer.zero_grad()
+        schedule.step()
+    with torch.no_grad():
+        for mean, parameter in zip(average.parameters(), net.parameters()):
+            mean.lerp_(parameter, 0.1)
+    evaluate()
+"""
+)
+
+
 def judge(
     folder: Path, script: str, variant: str, *options: str
 ) -> tuple[int, dict[str, Any], str]:
@@ -311,3 +374,17 @@ def test_a_right_run_with_records_that_fit_no_layout_has_no_verdict(tmp_path: Pa
 
     code, _, said = judge(tmp_path, SKIPPED, "right")
     assert code == 0, said
+
+
+@pytest.mark.parametrize("variant", ["clip_by_norm", "clip_by_value", "scaler"])
+def test_what_scripts_usually_contain_conforms(tmp_path: Path, variant: str) -> None:
+    """Two optimizers, a warm-up from 0, two passes before one backward, evaluations, a mean."""
+    code, case, said = judge(tmp_path, CONTENTS, variant, "--steps", "3")
+
+    assert (code, case["status"]) == (0, "conforms"), said
+
+
+def test_a_mistake_among_it_is_found(tmp_path: Path) -> None:
+    code, case, said = judge(tmp_path, CONTENTS, "loss_of_rank_1_doubled", "--steps", "3")
+
+    assert (code, case["findings"][0]["name"]) == (1, "loss"), said
