@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ._data import Finding
 
 NUM_PERTURBED = 3
-_DIVERGES, _BAD_FILE = 1, 3  # of isoshard-judge
+_DIVERGES, _USAGE, _BAD_FILE = 1, 2, 3  # of isoshard-judge
 _FIRST_SEED = 1000
 _TICK_SECONDS = 0.2
 #: What a verdict against a reference of the same script cannot see.
@@ -359,44 +359,53 @@ class Driver:
         if not self.options.replay:
             self._run_as_it_is(run)
         code = self._compare(reference, run)
-        if code == _BAD_FILE:
-            return self._judge_remains(reference, run)
+        if code in (_USAGE, _BAD_FILE):
+            return self._judge_what_can_be(reference, run, code)
         if code == _DIVERGES:
             self._explain(reference, run)
         return code
 
-    def _judge_remains(self, reference: Path, run: Path) -> int:
-        """Judges a run without the records that isoshard-judge rejects; only an alarm counts."""
+    def _judge_what_can_be(self, reference: Path, run: Path, code: int) -> int:
+        """Judges a run that isoshard-judge rejects, without what it rejects; only an alarm counts.
+
+        `code` is its exit code: for other settings, or for records that do not fit together.
+        """
+        from ._remains import copies_without_misfits
+
+        if code == _USAGE:
+            said = "The settings of the two runs differ; the run diverges, too."
+            words, trials = ["--allow-different-settings"], iter([(run, list[str](), said)])
+        else:
+            words, trials = [], copies_without_misfits(run, self.folder)
+        for copy, missing, said in trials:
+            if self._judge_again(reference, copy, missing, words) == _DIVERGES:
+                self._judge_again(reference, copy, missing, words, said)
+                if not self.options.quiet:
+                    print(said, flush=True)
+                return _DIVERGES
+        return code
+
+    def _judge_again(
+        self,
+        reference: Path,
+        run: Path,
+        missing: Sequence[str],
+        words: Sequence[str],
+        said: str | None = None,
+    ) -> int:
+        """The exit code with further arguments; prints and writes reports if there is a note."""
         from . import _verdict
-        from ._remains import remains_that_diverge
 
         findings, notes = self._given
-
-        def compare(copy: Path, missing: list[str], said: Sequence[str] = ()) -> int:
-            words = self._compare_words(reference, copy, has_reports=bool(said))
-            words += ["--not-recorded", ",".join([*self.options.not_recorded, *missing])]
-            return _verdict.compare(
-                words,
-                reference,
-                copy,
-                findings=findings,
-                notes=[*notes, *said],
-                capture=not said,
-            )[0]
-
-        found = remains_that_diverge(run, self.folder, compare)
-        if found is None:
-            return _BAD_FILE
-        copy, missing = found
-        others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
-        said = (
-            f"Not judged, because their parts on the ranks do not fit together: {missing[0]}"
-            f"{others}. What remains diverges."
-        )
-        code = compare(copy, missing, [said])
-        if not self.options.quiet:
-            print(said, flush=True)
-        return code
+        own = self._compare_words(reference, run, missing=missing, has_reports=said is not None)
+        return _verdict.compare(
+            [*own, *words],
+            reference,
+            run,
+            findings=findings,
+            notes=notes if said is None else [*notes, said],
+            capture=said is None,
+        )[0]
 
     def _explain(self, reference: Path, run: Path) -> None:
         """Adds to the verdict on a run that diverges what takes another look at the data or runs.
@@ -755,12 +764,19 @@ class Driver:
 
         return check_samples(reference, run)
 
-    def _compare_words(self, reference: Path, run: Path, *, has_reports: bool = True) -> list[str]:
-        """The arguments of isoshard-judge compare."""
+    def _compare_words(
+        self,
+        reference: Path,
+        run: Path,
+        *,
+        missing: Sequence[str] = (),
+        has_reports: bool = True,
+    ) -> list[str]:
+        """The arguments of isoshard-judge compare; `missing`: KIND/NAME of what is not recorded."""
         options = self.options
         arguments = [str(reference), str(run)]
         for flag, value in (
-            ("--not-recorded", ",".join(options.not_recorded) or None),
+            ("--not-recorded", ",".join([*options.not_recorded, *missing]) or None),
             ("--partial", options.partial),
             ("--grad-scale", options.grad_scale),
             ("--mesh", str(self.mesh)),

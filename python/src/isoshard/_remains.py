@@ -18,7 +18,6 @@ from . import _bundle
 from ._bundle import Entry
 
 Record = dict[str, Any]
-_DIVERGES = 1
 
 
 def _has_no_place(record: Record) -> bool:
@@ -42,27 +41,22 @@ def _is_cut(record: Record) -> bool:
 _LEFT_OUT: tuple[Callable[[Record], bool], ...] = (_has_no_place, _is_loss, _is_state, _is_cut)
 
 
-def remains_that_diverge(
-    run: Path, folder: Path, compare: Callable[[Path, list[str]], int]
-) -> tuple[Path, list[str]] | None:
-    """The first copy of a run, with fewer records, that diverges; and what it was left without.
+def copies_without_misfits(run: Path, folder: Path) -> Iterator[tuple[Path, list[str], str]]:
+    """Copies of a run, each with fewer records than the one before.
 
-    `compare` returns the exit code of isoshard-judge for a copy and the KIND/NAME of what is not
-    recorded in it.
+    Each comes with the KIND/NAME of what is not in it, and a sentence for the reports.
     """
-    for copy, missing in _copies(run, folder):
-        if compare(copy, missing) == _DIVERGES:
-            return copy, missing
-    return None
-
-
-def _copies(run: Path, folder: Path) -> Iterator[tuple[Path, list[str]]]:
     before: list[str] = []
     for number in range(1, len(_LEFT_OUT) + 1):
         copy = folder / f"remains{number}"
         missing = _write_copy(run, copy, _LEFT_OUT[:number])
         if missing and missing != before:
-            yield copy, missing
+            others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
+            said = (
+                "Not judged, because their parts on the ranks do not fit together: "
+                f"{missing[0]}{others}. What remains diverges."
+            )
+            yield copy, missing, said
         before = missing
 
 
