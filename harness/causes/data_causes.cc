@@ -202,14 +202,18 @@ bool resembles_tokens(const Sample& sample, const Sample& other, double filler) 
   return false;
 }
 
-/// Whether three quarters of the tokens differ from those of the other sample by one number.
-bool has_offset_from(const Sample& sample, const Sample& other) {
+/// Whether three quarters of the tokens differ from those of the other sample by one number. Where
+/// both have the filler, they show nothing.
+bool has_offset_from(const Sample& sample, const Sample& other, double filler) {
   std::map<double, std::int64_t> differences;
-  for (std::size_t i = 0; i < std::min(sample.size(), other.size()); ++i)
+  std::int64_t all = 0;
+  for (std::size_t i = 0; i < std::min(sample.size(), other.size()); ++i) {
+    if (sample[i] == filler && other[i] == filler) continue;
     ++differences[sample[i] - other[i]];
-  return std::ranges::any_of(differences, [&](const auto& difference) {
-    return 4 * difference.second >= 3 * std::ssize(sample);
-  });
+    ++all;
+  }
+  return std::ranges::any_of(
+      differences, [&](const auto& difference) { return 4 * difference.second >= 3 * all; });
 }
 
 /// Whether numbers are nearly a multiple of others, but for an offset.
@@ -245,7 +249,7 @@ Cause cause_in_samples(const Evidence& e) {
   if (!is_of_numbers && e.whole.numel() * shape[0] * each > kMostCompared) return {};
   const std::map<Sample, int> known = known_samples(e, e.wanted.key.step);
   const std::vector<Sample> right = samples_in(e.whole);
-  const double filler = filler_of(right);
+  const double filler = is_of_numbers ? std::numeric_limits<double>::quiet_NaN() : filler_of(right);
   std::vector<std::map<Sample, int>> of_step;
   for (int step = 0; e.reference.find({step, e.wanted.key.kind, e.wanted.key.name, 0}) != nullptr;
        ++step)
@@ -287,7 +291,7 @@ Cause cause_in_samples(const Evidence& e) {
         const Sample& at_its_place = right[static_cast<std::size_t>(box.global_offset[0]) + i];
         const bool is_changed = is_of_numbers
                                     ? resembles_numbers(sample, at_its_place, e.wanted.dtype)
-                                    : has_offset_from(sample, at_its_place) ||
+                                    : has_offset_from(sample, at_its_place, filler) ||
                                           std::ranges::any_of(right, [&](const Sample& other) {
                                             return resembles_tokens(sample, other, filler);
                                           });

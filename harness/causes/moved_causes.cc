@@ -265,9 +265,8 @@ Cause cause_moved_slices(const Evidence& e) {
   }
   if (causes.empty()) return {};
   // Data have no roundings: what explains one rank's alone explains nothing.
-  if (e.wanted.key.kind == RecordKind::kDataId && causes.size() < 4 &&
-      std::ranges::any_of(e.bad_ranks(),
-                          [&](int rank) { return std::ranges::find(ranks, rank) == ranks.end(); }))
+  if (e.wanted.key.kind == RecordKind::kDataId &&
+      std::ranges::any_of(all_bad, [&](const View* view) { return moved_on(e, *view).empty(); }))
     return {};
   // the first one decides, the others follow in its words
   NamedValues values = causes.front().values;

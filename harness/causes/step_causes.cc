@@ -390,10 +390,10 @@ double asymmetry_of_both(const Values& gradient, const Values& step) {
 
 Cause cause_of_own_matrices(const Evidence& e) {
   constexpr double kSymmetric = 0.01, kClearlyNot = 0.1;
-  constexpr std::int64_t kMostMultiplied = std::int64_t{1} << 28;
+  constexpr std::int64_t kMostMultiplied = std::int64_t{1} << 28, kLongest = 4096;
   const Shape& shape = e.wanted.layout.global_shape;
   if (stage_of(e.wanted.key) != Stage::kParameterAfterStep || shape.size() != 2 ||
-      std::min(shape[0], shape[1]) < 2 ||
+      std::min(shape[0], shape[1]) < 2 || std::max(shape[0], shape[1]) > kLongest ||
       shape[0] * shape[1] * std::max(shape[0], shape[1]) > kMostMultiplied)
     return {};
   const RecordKey read = before_step(e.wanted.key);

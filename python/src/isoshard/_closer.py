@@ -33,8 +33,11 @@ _STAGES = {"activation": "what is given by", "activation_grad": "the gradient of
 _OF_FUNCTIONS = "activation/*@*,activation_grad/*@*"
 #: Functions that give nothing new, and those that perturbed runs compute by others.
 _LEFT_OUT = ("__get__", "__set__", "register_hook", *REPLACED)
-#: Most results of functions that are recorded in one forward pass.
-_MOST = 2000
+#: Bytes of results after which no more are recorded in one forward pass.
+_MOST_BYTES = 256 << 20
+#: A run of a closer look is ended after this many times the seconds of the judged run, and not
+#: before it has taken _LEAST_SECONDS.
+_MOST_TIMES, _LEAST_SECONDS = 5, 30.0
 
 
 class FunctionTaps(TorchFunctionMode):
@@ -66,7 +69,12 @@ class FunctionTaps(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
-        if self._depth <= 0 or is_own() or not torch.is_grad_enabled():
+        if (
+            torch.compiler.is_compiling()
+            or self._depth <= 0
+            or is_own()
+            or not torch.is_grad_enabled()
+        ):
             return result
         name = getattr(func, "__name__", "")
         if name in _LEFT_OUT:
@@ -74,8 +82,8 @@ class FunctionTaps(TorchFunctionMode):
         given = {id(leaf) for leaf in tree_leaves((args, kwargs))}
         for made in tree_leaves(result):
             is_new = isinstance(made, torch.Tensor) and id(made) not in given
-            if is_new and made.requires_grad and self._seen < _MOST:
-                self._seen += 1
+            if is_new and made.requires_grad and self._seen < _MOST_BYTES:
+                self._seen += made.nbytes
                 place = f"{self.module}." if self.module else ""
                 self._tap(f"{place}{name.strip('_')}@{caller()}", made)
         return result
@@ -84,9 +92,11 @@ class FunctionTaps(TorchFunctionMode):
 def look_closer(driver: Driver) -> Cause | None:
     """The first wrong function in the module of the first wrong tensor, as a cause of it.
 
-    None where the verdict has a cause, or where no function of that pass, forward or backward, is
-    wrong.
+    None where the verdict has a cause, where no function of that pass, forward or backward, is
+    wrong, and where the reference is no run of the script.
     """
+    if driver.options.reference is not None or not driver.options.closer_look:
+        return None
     found = next(iter(findings_of(driver.folder)), None)
     if found is None or found["cause"] is not None or found["kind"] not in _KINDS:
         return None
@@ -103,9 +113,9 @@ def look_closer(driver: Driver) -> Cause | None:
         not_recorded=[*driver.options.not_recorded, _OF_FUNCTIONS],
     )
     driver.say("closer look: all runs once more, with what functions of torch give ...")
-    closer = type(driver)(
-        options, driver.folder / "closer", Seconds(), driver.precision, driver.limit
-    )
+    longest = driver.seconds.parts.get("run", 0.0)
+    limit = min(driver.limit, max(_LEAST_SECONDS, _MOST_TIMES * longest))
+    closer = type(driver)(options, driver.folder / "closer", Seconds(), driver.precision, limit)
     closer.functions_in = module
     try:
         closer.run_again()

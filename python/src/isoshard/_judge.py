@@ -83,6 +83,7 @@ class JudgeOptions:
     precision: str = "both"
     generic_weights: bool = False
     replay: bool = False
+    closer_look: bool = True
     resume_at: int | None = None
     resume_command: str | None = None
 
@@ -372,18 +373,31 @@ class Driver:
         """
         from ._remains import copies_without_misfits
 
+        if self.options.reference is not None:
+            return code  # it may be of another script
         if code == _USAGE:
-            said = "The settings of the two runs differ; the run diverges, too."
+            said = "The settings of the two runs differ. The run diverges, too."
             words, trials = ["--allow-different-settings"], iter([(run, list[str](), said)])
         else:
             words, trials = [], copies_without_misfits(run, self.folder)
         for copy, missing, said in trials:
-            if self._judge_again(reference, copy, missing, words) == _DIVERGES:
-                self._judge_again(reference, copy, missing, words, said)
+            if self._diverges(reference, copy, missing, words):
+                self._judge_again(reference, copy, missing, [*words, *self._of_reports()], said)
                 if not self.options.quiet:
                     print(said, flush=True)
                 return _DIVERGES
         return code
+
+    def _diverges(
+        self, reference: Path, run: Path, missing: Sequence[str], words: Sequence[str]
+    ) -> bool:
+        """Whether a tensor is wrong; a run of which too little is compared does not count."""
+        from ._closer import findings_of
+
+        with tempfile.TemporaryDirectory(prefix="isoshard-") as folder:
+            place = ["--output-dir", str(Path(folder) / "report")]
+            code = self._judge_again(reference, run, missing, [*words, *place])
+            return code == _DIVERGES and bool(findings_of(Path(folder)))
 
     def _judge_again(
         self,
@@ -393,19 +407,25 @@ class Driver:
         words: Sequence[str],
         said: str | None = None,
     ) -> int:
-        """The exit code with further arguments; prints and writes reports if there is a note."""
+        """The exit code with further arguments; what is said is printed if there is a note."""
         from . import _verdict
 
         findings, notes = self._given
-        own = self._compare_words(reference, run, missing=missing, has_reports=said is not None)
         return _verdict.compare(
-            [*own, *words],
+            [*self._compare_words(reference, run, missing=missing, has_reports=False), *words],
             reference,
             run,
             findings=findings,
             notes=notes if said is None else [*notes, said],
             capture=said is None,
         )[0]
+
+    def _of_reports(self) -> list[str]:
+        """The arguments of isoshard-judge that say where reports are written."""
+        words = ["--output-dir", str(self.folder / "report")]
+        if self.options.report is not None:
+            words += ["--report", str(self.options.report)]
+        return words
 
     def _explain(self, reference: Path, run: Path) -> None:
         """Adds to the verdict on a run that diverges what takes another look at the data or runs.
@@ -791,9 +811,7 @@ class Driver:
             arguments.append("--quiet")
         arguments += ["--seconds-before", f"{self.seconds.total():.3f}"]
         if has_reports:
-            arguments += ["--output-dir", str(self.folder / "report")]
-        if has_reports and options.report is not None:
-            arguments += ["--report", str(options.report)]
+            arguments += self._of_reports()
         if options.made_by:
             arguments += ["--made-by", json.dumps(options.made_by)]
         return arguments

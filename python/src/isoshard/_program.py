@@ -98,8 +98,9 @@ def call(
     if not capture:
         return subprocess.run(command, check=False).returncode, ""
     environment = {**os.environ, "COLUMNS": str(columns)}
-    for variable in ("ISOSHARD_QUIET", "ISOSHARD_VERBOSE"):  # of the user's own command
-        environment.pop(variable, None)
+    # of the user's own command
+    for variable in ("QUIET", "VERBOSE", "REPORT", "OUTPUT_DIR"):
+        environment.pop(f"ISOSHARD_{variable}", None)
     result = subprocess.run(command, check=False, capture_output=True, text=True, env=environment)
     return result.returncode, result.stdout + result.stderr
 

@@ -403,6 +403,7 @@ class Recorder:
         """Forgets these forward passes: all of the current step but for what it begins with."""
         self._unread += passes
         self.labels.forget()
+        self.sites.take()
         self._entries = [e for e in self._entries if e.record["kind"] == "param"]
         self._calls = {key: n for key, n in self._calls.items() if key[0] == "param"}
         self.journal.take()

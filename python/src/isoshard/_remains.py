@@ -18,10 +18,13 @@ from . import _bundle
 from ._bundle import Entry
 
 Record = dict[str, Any]
+#: Of one argument of a command: Linux allows 128 KiB.
+_MOST_CHARACTERS = 100_000
 
 
 def _has_no_place(record: Record) -> bool:
-    return bool(record["kind"] not in ("param", "grad") and record.get("layout") == "infer")
+    kinds = ("activation", "activation_grad")
+    return bool(record["kind"] in kinds and record.get("layout") == "infer")
 
 
 def _is_loss(record: Record) -> bool:
@@ -46,17 +49,21 @@ def copies_without_misfits(run: Path, folder: Path) -> Iterator[tuple[Path, list
 
     Each comes with the KIND/NAME of what is not in it, and a sentence for the reports.
     """
+    if "compared_with" in _bundle.read_manifest(run):
+        return  # what the ranks compared is not stored
     before: list[str] = []
     for number in range(1, len(_LEFT_OUT) + 1):
         copy = folder / f"remains{number}"
         missing = _write_copy(run, copy, _LEFT_OUT[:number])
-        if missing and missing != before:
+        is_short = len(",".join(missing)) < _MOST_CHARACTERS
+        if missing and missing != before and is_short:
             others = f" and {len(missing) - 1} others" if len(missing) > 1 else ""
             said = (
                 "Not judged, because their parts on the ranks do not fit together: "
                 f"{missing[0]}{others}. What remains diverges."
             )
             yield copy, missing, said
+        _bundle.remove_bundle(copy)  # it was of no use
         before = missing
 
 

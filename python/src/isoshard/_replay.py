@@ -213,7 +213,7 @@ class LossInputs(TorchFunctionMode):
         self._samples = 0
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not self._samples or is_own():
+        if torch.compiler.is_compiling() or not self._samples or is_own():
             return func(*args, **(kwargs or {}))
         for tensor in self._new((args, kwargs)):
             if self._counts(tensor):

@@ -64,9 +64,9 @@ def inputs_of(directory: Path, step: int, rank: int) -> dict[int, dict[str, torc
 def check_samples(own: Path, run: Path) -> list[Finding]:
     """Samples that the ranks take twice, or leave out. No other rule can judge a replayed run.
 
-    `own` is the single process with samples of its own. If the ranks take most of its samples, the
-    script shares samples out, so the ranks must take all. If not, each process draws its own, and
-    the ranks must not draw the same.
+    `own` is the single process with samples of its own. If the ranks take most of its samples and
+    no others, the script shares samples out, so the ranks must take all. If not, each process draws
+    its own, and no two ranks must draw the same.
     """
     mesh = mesh_of_bundle(run)
     steps = _bundle.read_manifest(own)["steps"]
@@ -131,14 +131,17 @@ def _whose(rank: int, samples: list[bytes], wanted: list[bytes]) -> str:
 def _taken_twice(
     step: int, run: Path, of_single: Counter[bytes], of_ranks: dict[int, list[bytes]]
 ) -> Finding | None:
-    """Whether most samples of a rank are another rank's, where the single process repeats few."""
+    """Whether all samples of a rank are another rank's, where the single process repeats few.
+
+    Ranks that draw at random have some in common.
+    """
     if 2 * len(of_single) <= of_single.total():
         return None  # the script itself takes samples several times
     ranks = list(of_ranks)
     for i, rank in enumerate(ranks):
         for other in ranks[:i]:
             shared = sum((Counter(of_ranks[rank]) & Counter(of_ranks[other])).values())
-            if 2 * shared > len(of_ranks[rank]):
+            if shared == len(of_ranks[rank]) > 0:
                 numbers: dict[str, int | list[int]] = {
                     "samples": shared,
                     "own": len(of_ranks[rank]),
@@ -155,10 +158,13 @@ def _taken_twice(
 def _left_out(
     step: int, run: Path, of_single: Counter[bytes], of_ranks: dict[int, list[bytes]]
 ) -> Finding | None:
-    """Whether the ranks take most samples of the single process, and not all."""
+    """Whether the ranks take most samples of the single process, no others, and not all.
+
+    Ranks that draw at random from few samples take some that the single process does not.
+    """
     taken = Counter(sample for samples in of_ranks.values() for sample in samples)
     missing = (of_single - taken).total()
-    if missing == 0 or 2 * missing >= of_single.total():
+    if missing == 0 or 2 * missing >= of_single.total() or taken - of_single:
         return None
     numbers: dict[str, int | list[int]] = {"missing": missing, "samples": of_single.total()}
     name = _first_input(run, step, 0)

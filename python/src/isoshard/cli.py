@@ -340,6 +340,7 @@ def _judge_options(options: argparse.Namespace, command: list[str]) -> JudgeOpti
         precision=options.precision,
         generic_weights=options.generic_weights,
         replay=options.replay,
+        closer_look=not options.no_closer_look,
         resume_at=options.resume_at,
         resume_command=options.resume_command,
     )
@@ -482,6 +483,11 @@ def _add_judge_options(parser: argparse.ArgumentParser) -> None:
         "of an uninterrupted run; {run} in the command is a new folder for the checkpoint",
     )
     add("--resume-command", help="the command of the second start (default: the same again)")
+    add(
+        "--no-closer-look",
+        action="store_true",
+        help="do not make the runs once more where a verdict has no cause",
+    )
     add("--no-activations", action="store_true", help="record no activations")
     add("--timeout", type=float, default=1800.0, help="seconds for one run")
     add("--jobs", type=int, default=0, help="runs of one process at a time")
