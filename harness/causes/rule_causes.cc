@@ -243,11 +243,10 @@ namespace {
 
 /// Whether the other moment of the parameter is off as if the gradient had this factor. Another
 /// beta changes one moment alone, or both by numbers of their own.
-bool gradient_has_factor(const Evidence& e, const std::string& parameter, bool is_squared,
-                         double factor_of_gradient) {
-  const RecordKey other{
-      e.wanted.key.step, RecordKind::kOptimizer,
-      to_string({parameter, NameRole::kPlain, is_squared ? "exp_avg" : "exp_avg_sq"}), 0};
+bool gradient_has_factor(const Evidence& e, bool is_squared, double factor_of_gradient) {
+  RecordName name = parsed(e.wanted.key);
+  name.state = is_squared ? "exp_avg" : "exp_avg_sq";
+  const RecordKey other{e.wanted.key.step, RecordKind::kOptimizer, to_string(name), 0};
   if (e.reference.find(other) == nullptr) return false;
   const Values whole = e.reference_value(other);
   if (whole.shape() != e.wanted.layout.global_shape) return false;
@@ -306,7 +305,7 @@ Cause cause_in_moments(const Evidence& e) {
   const bool is_formula = scale != CauseId::kScale && scale != CauseId::kScaleNearOne;
   if (is_same_decay && !is_other_beta && (is_formula || !has_before)) return {};
   const double of_gradient = is_squared ? std::sqrt(std::fabs(factor)) : factor;
-  if (!has_before && gradient_has_factor(e, parameter, is_squared, of_gradient)) return {};
+  if (!has_before && gradient_has_factor(e, is_squared, of_gradient)) return {};
   NamedValues values = {{"state", state},
                         {"gradient_factor", seen->gradient},
                         {"right_gradient_factor", right->gradient},

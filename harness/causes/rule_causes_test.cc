@@ -97,6 +97,16 @@ Cause moment_is(const std::function<at::Tensor(at::Tensor before, at::Tensor gra
   return steps_are(rule, from);
 }
 
+// 0.1 (1 - beta1) of a gradient that is clipped to a tenth is 0.01 (1 - beta2) of the right one.
+TEST(RuleCauses, MomentsOfASmallerGradientHaveNoOtherBeta) {
+  MadeRule rule = adamw();
+  rule.m = [](const at::Tensor& m, const at::Tensor& g) { return adamw().m(m, 0.1 * g); };
+  EXPECT_THAT(steps_are(rule, 0), IsCause(CauseId::kMomentWithOtherBeta)) << "the other is right";
+
+  rule.v = [](const at::Tensor& v, const at::Tensor& g) { return adamw().v(v, 0.1 * g); };
+  EXPECT_THAT(steps_are(rule, 0), testing::Not(IsCause(CauseId::kMomentWithOtherBeta)));
+}
+
 TEST(RuleCauses, MomentsWithOtherFactorsAreTold) {
   EXPECT_THAT(moment_is([](const at::Tensor& m, const at::Tensor& g) {
                 return kRuleBeta2 * m + (1 - kRuleBeta2) * g;
