@@ -110,11 +110,16 @@ def test_10_options_of_pytest_choose_the_precision(
     tmp_path: Path, options: list[str], given: str | None
 ) -> None:
     """An option of the command line comes before the one of a file; with none check chooses."""
-    (tmp_path / "test_given.py").write_text(
-        "def test(isoshard_check):\n"
-        f"    assert isoshard_check.keywords['precision'] == {given!r}\n"
+    (tmp_path / "conftest.py").write_text(
+        "import types\n"
+        "from isoshard import _level3\n"
+        "def check(*arguments, **named):\n"
+        f"    assert named['precision'] == {given!r}\n"
         f"    open({str(tmp_path / 'seen')!r}, 'w').close()\n"
+        "    return types.SimpleNamespace(conforms=True)\n"
+        "_level3.check = check\n"
     )
+    (tmp_path / "test_given.py").write_text("def test(isoshard_check):\n    isoshard_check()\n")
     words = ["-m", "pytest", "-q", "-p", "isoshard.pytest_plugin", *options, str(tmp_path)]
     program = [sys.executable, *words]
     result = subprocess.run(program, cwd=tmp_path, capture_output=True, check=False)

@@ -72,7 +72,12 @@ def _order_of(
 
 
 def _samples_of(
-    wanted: Inputs, inputs: list[Inputs], mesh: Mesh, *, must_be_unique: bool, may_differ: bool
+    wanted: Inputs,
+    inputs: list[Inputs],
+    mesh: Mesh,
+    *,
+    must_be_unique: bool = False,
+    may_differ: bool = False,
 ) -> list[list[int]] | None:
     reference = _rows(wanted)
     places: dict[bytes, list[int]] = {}
