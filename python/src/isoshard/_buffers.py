@@ -16,6 +16,7 @@ import torch
 from . import _bundle
 from ._data import Finding
 from ._dtensor import is_dtensor
+from ._mesh import Mesh
 from ._names import named_modules
 
 _MOST_ELEMENTS = 256
@@ -53,7 +54,7 @@ def check_buffers(reference: Path, run: Path) -> list[Finding]:
     if step not in manifest["steps"]:
         return []
     wanted = _bundle.read_records(reference, step, 0).get("buffers", {})
-    size = math.prod(int(axis["degree"]) for axis in manifest["mesh"])
+    size = Mesh.from_json(manifest["mesh"]).size
     of_ranks = [_bundle.read_records(run, step, r).get("buffers", {}) for r in range(size)]
     found = []
     for name, buffer in wanted.items():

@@ -92,7 +92,7 @@ def check_samples(reference: Path, run: Path) -> list[Finding]:
     found: dict[tuple[str, str, str], Finding] = {}
     with _bundle.checked(run):
         manifest = _bundle.read_manifest(run)
-        mesh = Mesh({str(a["axis"]): int(a["degree"]) for a in manifest["mesh"]})
+        mesh = Mesh.from_json(manifest["mesh"])
         parts = _bundle.read_manifest(reference)["mesh"]
         if any(int(a["degree"]) > 1 for a in parts):
             return []  # a reference of several ranks has shares, too
@@ -205,7 +205,7 @@ def causes_in_data(reference: Path, run: Path) -> list[Cause]:
 
     with _bundle.checked(run):
         manifest = _bundle.read_manifest(run)
-        mesh = Mesh({str(a["axis"]): int(a["degree"]) for a in manifest["mesh"]})
+        mesh = Mesh.from_json(manifest["mesh"])
         step = _bundle.read_manifest(reference)["steps"][0]
         if mesh.data_degree == 1 or step not in manifest["steps"]:
             return []
@@ -259,7 +259,7 @@ def unread_results(run: Path) -> list[str]:
     found: dict[tuple[str, str], str] = {}
     with _bundle.checked(run):
         manifest = _bundle.read_manifest(run)
-        size = math.prod(int(axis["degree"]) for axis in manifest["mesh"])
+        size = Mesh.from_json(manifest["mesh"]).size
         for step in manifest["steps"]:
             for rank in range(size):
                 journal = _bundle.read_records(run, step, rank).get("journal", {})
@@ -390,7 +390,7 @@ def _have_own_samples(run: Path, step: int, name: str, having: list[int], mesh: 
     """Whether every data-parallel share has inputs of this name, no two of them equal."""
     shares: dict[tuple[int, ...], bytes] = {}
     for rank in having:
-        at = tuple(c for axis, c in mesh.coordinates(rank).items() if axis in DATA_AXES)
+        at = mesh.share(rank)
         if at not in shares:
             tensors = _bundle.read_some_tensors(run, step, rank, f"data_id/{name}/")
             own = [tensors[key] for key in sorted(tensors)]

@@ -349,16 +349,18 @@ class Driver:
         """Makes all runs once more, for a closer look; nothing is printed."""
         reference = self.make_reference()
         self.make_responses(reference)
+        return self._compare(reference, self._judged_run(), capture=True)
+
+    def _judged_run(self) -> Path:
+        """Runs the command, unless --replay has done so."""
         run = self.folder / "run"
         if not self.options.replay:
             self._run_as_it_is(run)
-        return self._compare(reference, run, capture=True)
+        return run
 
     def judge_run(self, reference: Path) -> int:
-        """Runs the command, unless --replay has done so, and compares it with the reference."""
-        run = self.folder / "run"
-        if not self.options.replay:
-            self._run_as_it_is(run)
+        """Runs the command, and compares it with the reference."""
+        run = self._judged_run()
         code = self._compare(reference, run)
         if code in (_USAGE, _BAD_FILE):
             return self._judge_what_can_be(reference, run, code)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from .errors import UsageError
@@ -75,6 +75,15 @@ class Mesh:
                 return [first + i * stride for i in range(degree)]
             stride *= degree
         raise UsageError(f"The mesh {self} has no axis {axis}.")
+
+    def share(self, rank: int) -> tuple[int, ...]:
+        """Coordinates on the axes over which samples are split: which share a rank has."""
+        return tuple(c for axis, c in self.coordinates(rank).items() if axis in DATA_AXES)
+
+    @staticmethod
+    def from_json(axes: Iterable[Mapping[str, Any]]) -> Mesh:
+        """The mesh that `to_json` wrote."""
+        return Mesh({str(a["axis"]): int(a["degree"]) for a in axes})
 
     def to_json(self) -> list[dict[str, object]]:
         """As manifest.json has it."""

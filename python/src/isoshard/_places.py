@@ -88,7 +88,7 @@ def _resolved(reference: Path, run: Path) -> tuple[int, dict[tuple[int, int], di
     resolved = 0
     with _bundle.checked(run):
         manifest = _bundle.read_manifest(run)
-        mesh = Mesh({str(a["axis"]): int(a["degree"]) for a in manifest["mesh"]})
+        mesh = Mesh.from_json(manifest["mesh"])
         if mesh.size == 1:
             return 0, {}
         for step in manifest["steps"]:

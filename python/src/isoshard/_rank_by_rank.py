@@ -20,6 +20,7 @@ import torch
 
 from . import _bundle
 from ._bundle import Entry
+from ._mesh import Mesh
 from ._safetensors import bytes_of
 
 #: kind, name, call
@@ -147,8 +148,7 @@ def _steps_of_both(reference: Path, run: Path) -> Iterator[tuple[int, Step, Step
 
 def world_size_of(bundle: Path) -> int:
     """The number of ranks of a run."""
-    axes = _bundle.read_manifest(bundle)["mesh"]
-    return math.prod(int(axis["degree"]) for axis in axes)
+    return Mesh.from_json(_bundle.read_manifest(bundle)["mesh"]).size
 
 
 def write_whole(reference: Path, run: Path, target: Path) -> None:

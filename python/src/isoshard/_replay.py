@@ -142,10 +142,6 @@ class Replay:
                 self._replaced.append((tensor, tensor.data))
                 tensor.data = value.to(device=tensor.device, dtype=tensor.dtype)
 
-    def replaced(self) -> list[torch.Tensor]:
-        """The tensors that have other values than their own."""
-        return [tensor for tensor, _ in self._replaced]
-
     def restore(self) -> None:
         """Gives tensors their own values back."""
         while self._replaced:

@@ -154,7 +154,7 @@ def _wrong_of(folder: Path, verdict: Mapping[str, Any], *, is_float64: bool) -> 
     run, reference = folder / "run", folder / "reference"
     with _bundle.checked(run):
         manifest = _bundle.read_manifest(run)
-        mesh = Mesh({str(a["axis"]): int(a["degree"]) for a in manifest["mesh"]})
+        mesh = Mesh.from_json(manifest["mesh"])
         records = _records(run, key, mesh.size)
         right = _tensor(reference, key, 0)
         if not records or right is None:

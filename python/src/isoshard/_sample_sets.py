@@ -23,16 +23,14 @@ _MOST_NAMED = 8
 
 def mesh_of_bundle(run: Path) -> Mesh:
     """The mesh that a bundle was recorded on."""
-    axes = _bundle.read_manifest(run)["mesh"]
-    return Mesh({str(a["axis"]): int(a["degree"]) for a in axes})
+    return Mesh.from_json(_bundle.read_manifest(run)["mesh"])
 
 
 def heads_of(mesh: Mesh) -> list[int]:
     """One rank of each share of the samples, in the order of the shares."""
     found: dict[tuple[int, ...], int] = {}
     for rank in range(mesh.size):
-        at = tuple(c for axis, c in mesh.coordinates(rank).items() if axis in DATA_AXES)
-        found.setdefault(at, rank)
+        found.setdefault(mesh.share(rank), rank)
     return [found[at] for at in sorted(found)]
 
 

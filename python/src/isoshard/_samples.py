@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 
 from . import _bundle
-from ._mesh import DATA_AXES, Mesh
+from ._mesh import Mesh
 from ._safetensors import bytes_of
 
 Rows = list[bytes]
@@ -88,8 +88,7 @@ def _samples_of(
     shares: list[tuple[int, ...]] = []
     rows_of: dict[tuple[int, ...], Rows] = {}
     for rank in range(mesh.size):
-        coordinates = mesh.coordinates(rank)
-        shares.append(tuple(c for axis, c in coordinates.items() if axis in DATA_AXES))
+        shares.append(mesh.share(rank))
         if not inputs[rank]:
             continue  # a later stage of a pipeline has the samples of the first one
         rows = _rows(inputs[rank])
