@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The table of patterns, in the order in which they are tried.
+/// The table of patterns and the search for the likely cause.
 #include "harness/causes/diagnosis.h"
 
+#include <algorithm>
 #include <initializer_list>
 #include <stdexcept>
 #include <utility>
@@ -36,88 +37,90 @@ enum class Needs : unsigned char {
 struct Pattern {
   Kinds kinds;  ///< of the records that it says something of
   Needs needs;
+  Claim first;  ///< the first claim that its causes may make
   Cause (*cause)(const Evidence&);
 };
 
-/// In the order in which they are tried: what explains more, and fits by chance less, comes first.
+/// By their first claim. A cause with an earlier claim wins wherever its row is.
 constexpr Pattern kPatterns[] = {
-    {kAny, Needs::kNothing, cause_without_forward},
-    {kAny, Needs::kNothing, cause_mixed_dtypes},
-    {kScalar, Needs::kRecord, cause_flag},
-    {kParam | kOptimizer, Needs::kRecord, cause_not_skipped},
-    {kParam, Needs::kRecord, cause_not_updated},
-    {kParam, Needs::kBytes, cause_of_untrained},
-    {kAny, Needs::kRecord, cause_in_loading},
-    {kAny, Needs::kRecord, cause_in_progress},
-    {kOptimizer, Needs::kBytes, cause_in_hyperparameters},
-    {kOptimizer, Needs::kRecord, cause_in_dtype},
-    {kDataId, Needs::kBytes, cause_in_samples},
-    {kDataId, Needs::kRecord, cause_in_data},
-    {kDataId, Needs::kRecord, cause_sample_ids},
-    {kScalar, Needs::kRecord, cause_in_targets},
-    {kScalar, Needs::kRecord, cause_in_rank_means},
-    {kScalar, Needs::kRecord, cause_backward_parts},
-    {kScalar, Needs::kBytes, cause_in_loss_scale},
-    {kScalar, Needs::kBytes, cause_stale},
-    {kScalar, Needs::kBytes, cause_smoothed_columns},
-    {kScalar, Needs::kBytes, cause_in_split_loss},
-    {kScalar | kActivationGrad, Needs::kRecord, cause_rounded_exponentials},
-    {kScalar, Needs::kRecord, cause_sample_weights},
-    {kScalar, Needs::kRecord, cause_in_scalars},
-    {kMask, Needs::kRecord, cause_in_masks},
-    {kMask, Needs::kBytes, cause_other_masks},
-    {kParam, Needs::kRecord, cause_in_shards},
-    {kTensor, Needs::kBytes, cause_stale},
-    {kOptimizer, Needs::kRecord, cause_state_as_before},
-    {kTensor, Needs::kBytes, cause_rounding},
-    {kGrad, Needs::kRecord, cause_rounded_sums},
-    {kGrad, Needs::kRecord, cause_rounded_between},
-    {kGrad, Needs::kBytes, cause_reciprocal},
-    {kParam, Needs::kBytes, cause_cut_off_master},
-    {kParam | kOptimizer, Needs::kBytes, cause_weight_decay},
-    {kParam, Needs::kBytes, cause_in_update},
-    {kParam | kOptimizer, Needs::kBytes, cause_part_not_updated},
-    {kParam | kOptimizer, Needs::kBytes, cause_in_rule},
-    {kParam, Needs::kBytes, cause_of_own_matrices},
-    {kOptimizer, Needs::kBytes, cause_in_moments},
-    {kGrad, Needs::kBytes, cause_in_buffer},
-    {kGrad | kParam, Needs::kBytes, cause_in_other_gradients},
-    {kAny, Needs::kRecord, cause_in_order_of_parts},
-    {kTensor, Needs::kBytes, cause_other_ranks},
-    {kActivation | kActivationGrad | kParam | kOptimizer, Needs::kBytes, cause_other_tensor},
-    {kActivation, Needs::kBytes, cause_changed_part},
-    {kActivation, Needs::kBytes, cause_in_weights_read},
-    {kActivation, Needs::kRecord, cause_in_causal_mask},
-    {kActivationGrad, Needs::kBytes, cause_in_weights_of_backward},
-    {kGrad | kActivation, Needs::kBytes, cause_vocabulary_rows},
-    {kActivationGrad, Needs::kBytes, cause_uncounted_tokens},
-    {kActivationGrad, Needs::kBytes, cause_logit_rows},
-    {kTensor & ~kActivation, Needs::kBytes, cause_changed_part},
-    {kGrad, Needs::kBytes, cause_in_micro_batches},
-    {kGrad, Needs::kBytes, cause_largest_part},
-    {kNumber, Needs::kBytes, cause_rank_local},
-    {kTensor, Needs::kBytes, cause_mean_of_shards},
-    {kTensor, Needs::kBytes, cause_rank_factors},
-    {kNumber, Needs::kNothing, cause_scale},
-    {kGrad, Needs::kBytes, cause_not_cleared},
-    {kGrad, Needs::kBytes, cause_in_rows},
-    {kTensor, Needs::kBytes, cause_zeros},
-    {kActivation, Needs::kBytes, cause_summands},
-    {kAny, Needs::kBytes, cause_moved_slices},
-    {kNumber, Needs::kBytes, cause_offset},
-    {kAny, Needs::kBytes, cause_same_values_elsewhere},
-    {kParam, Needs::kRecord, cause_in_places},
-    {kActivation, Needs::kRecord, cause_in_key_order},
-    {kActivationGrad, Needs::kRecord, cause_own_queries},
-    {kActivation, Needs::kRecord, cause_in_tokens},
-    {kActivation, Needs::kBytes, cause_in_rotation},
-    {kActivation, Needs::kRecord, cause_in_scores},
-    {kActivation | kActivationGrad, Needs::kRecord, cause_in_handover},
-    {kTensor, Needs::kBytes, cause_part_differs},
-    {kTensor, Needs::kBytes, cause_wrong_part},
-    {kScalar, Needs::kBytes, cause_number_off},
-    {kAny, Needs::kRecord, cause_differing_copies},
+    {kAny, Needs::kNothing, Claim::kFact, cause_without_forward},
+    {kAny, Needs::kNothing, Claim::kFact, cause_mixed_dtypes},
+    {kScalar, Needs::kRecord, Claim::kFact, cause_flag},
+    {kParam | kOptimizer, Needs::kRecord, Claim::kFact, cause_not_skipped},
+    {kParam, Needs::kBytes, Claim::kFact, cause_of_untrained},
+    {kAny, Needs::kRecord, Claim::kFact, cause_in_progress},
+    {kOptimizer, Needs::kBytes, Claim::kFact, cause_in_hyperparameters},
+    {kOptimizer, Needs::kRecord, Claim::kFact, cause_in_dtype},
+    {kDataId, Needs::kBytes, Claim::kFact, cause_in_samples},
+    {kDataId, Needs::kRecord, Claim::kFact, cause_in_data},
+    {kDataId, Needs::kRecord, Claim::kFact, cause_sample_ids},
+    {kScalar, Needs::kBytes, Claim::kFact, cause_in_loss_scale},
+    {kParam, Needs::kRecord, Claim::kSameBytes, cause_not_updated},
+    {kAny, Needs::kRecord, Claim::kSameBytes, cause_in_loading},
+    {kParam, Needs::kRecord, Claim::kSameBytes, cause_in_shards},
+    {kNumber, Needs::kBytes, Claim::kSameBytes, cause_stale},
+    {kOptimizer, Needs::kRecord, Claim::kSameBytes, cause_state_as_before},
+    {kAny, Needs::kRecord, Claim::kSameBytes, cause_in_order_of_parts},
+    {kScalar | kActivationGrad, Needs::kRecord, Claim::kOtherSource, cause_rounded_exponentials},
+    {kMask, Needs::kRecord, Claim::kOtherSource, cause_in_masks},
+    {kMask, Needs::kBytes, Claim::kOtherSource, cause_other_masks},
+    {kTensor, Needs::kBytes, Claim::kOtherSource, cause_rounding},
+    {kGrad, Needs::kRecord, Claim::kOtherSource, cause_rounded_sums},
+    {kGrad, Needs::kRecord, Claim::kOtherSource, cause_rounded_between},
+    {kGrad, Needs::kBytes, Claim::kOtherSource, cause_reciprocal},
+    {kParam, Needs::kBytes, Claim::kOtherSource, cause_cut_off_master},
+    {kGrad | kParam, Needs::kBytes, Claim::kOtherSource, cause_in_other_gradients},
+    {kTensor, Needs::kBytes, Claim::kOtherSource, cause_other_ranks},
+    {kActivation | kActivationGrad | kParam | kOptimizer, Needs::kBytes, Claim::kOtherSource,
+     cause_other_tensor},
+    {kGrad, Needs::kBytes, Claim::kOtherSource, cause_largest_part},
+    {kScalar, Needs::kRecord, Claim::kRule, cause_in_targets},
+    {kScalar, Needs::kRecord, Claim::kRule, cause_in_rank_means},
+    {kScalar, Needs::kRecord, Claim::kRule, cause_backward_parts},
+    {kScalar, Needs::kBytes, Claim::kRule, cause_smoothed_columns},
+    {kScalar, Needs::kBytes, Claim::kRule, cause_in_split_loss},
+    {kScalar, Needs::kRecord, Claim::kRule, cause_sample_weights},
+    {kScalar, Needs::kRecord, Claim::kRule, cause_in_scalars},
+    {kParam | kOptimizer, Needs::kBytes, Claim::kRule, cause_weight_decay},
+    {kParam, Needs::kBytes, Claim::kRule, cause_in_update},
+    {kParam | kOptimizer, Needs::kBytes, Claim::kRule, cause_in_rule},
+    {kParam, Needs::kBytes, Claim::kRule, cause_of_own_matrices},
+    {kOptimizer, Needs::kBytes, Claim::kRule, cause_in_moments},
+    {kGrad, Needs::kBytes, Claim::kRule, cause_in_buffer},
+    {kActivation, Needs::kBytes, Claim::kRule, cause_in_weights_read},
+    {kActivation, Needs::kRecord, Claim::kRule, cause_in_causal_mask},
+    {kActivationGrad, Needs::kBytes, Claim::kRule, cause_in_weights_of_backward},
+    {kGrad | kActivation, Needs::kBytes, Claim::kRule, cause_vocabulary_rows},
+    {kActivationGrad, Needs::kBytes, Claim::kRule, cause_uncounted_tokens},
+    {kActivationGrad, Needs::kBytes, Claim::kRule, cause_logit_rows},
+    {kTensor, Needs::kBytes, Claim::kRule, cause_changed_part},
+    {kGrad, Needs::kBytes, Claim::kRule, cause_in_micro_batches},
+    {kNumber, Needs::kBytes, Claim::kRule, cause_rank_local},
+    {kTensor, Needs::kBytes, Claim::kRule, cause_mean_of_shards},
+    {kTensor, Needs::kBytes, Claim::kRule, cause_rank_factors},
+    {kNumber, Needs::kNothing, Claim::kRule, cause_scale},
+    {kGrad, Needs::kBytes, Claim::kRule, cause_in_rows},
+    {kNumber, Needs::kBytes, Claim::kRule, cause_offset},
+    {kActivation, Needs::kRecord, Claim::kRule, cause_in_key_order},
+    {kActivationGrad, Needs::kRecord, Claim::kRule, cause_own_queries},
+    {kActivation, Needs::kRecord, Claim::kRule, cause_in_tokens},
+    {kActivation, Needs::kBytes, Claim::kRule, cause_in_rotation},
+    {kActivation, Needs::kRecord, Claim::kRule, cause_in_scores},
+    {kActivation | kActivationGrad, Needs::kRecord, Claim::kRule, cause_in_handover},
+    {kGrad, Needs::kBytes, Claim::kFittedNumbers, cause_not_cleared},
+    {kActivation, Needs::kBytes, Claim::kFittedNumbers, cause_summands},
+    {kParam | kOptimizer, Needs::kBytes, Claim::kFittedNumber, cause_part_not_updated},
+    {kTensor, Needs::kBytes, Claim::kFittedPart, cause_zeros},
+    {kAny, Needs::kBytes, Claim::kRearranged, cause_moved_slices},
+    {kAny, Needs::kBytes, Claim::kRearranged, cause_same_values_elsewhere},
+    {kParam, Needs::kRecord, Claim::kPlace, cause_in_places},
+    {kTensor, Needs::kBytes, Claim::kPlace, cause_part_differs},
+    {kTensor, Needs::kBytes, Claim::kPlace, cause_wrong_part},
+    {kScalar, Needs::kBytes, Claim::kPlace, cause_number_off},
+    {kAny, Needs::kRecord, Claim::kDifference, cause_differing_copies},
 };
+
+static_assert(std::ranges::is_sorted(kPatterns, {}, &Pattern::first));
 
 /// A pattern whose tensors do not fit each other does not fit: a verdict must not be lost by the
 /// search for its cause.
@@ -138,19 +141,23 @@ Cause cause_of(const Evidence& e, FittingPatterns& fitting) {
   // what stands for a record that the reference has not: its values are nowhere
   const bool has_record = e.reference.find(e.wanted.key) != nullptr;
   const bool knows_what = numel_of(e.wanted.layout.global_shape) > kLargeTensor && !fitting.empty();
+  Cause best;
+  std::size_t row = 0;
   for (std::size_t i = 0; i < std::size(kPatterns); ++i) {
     const Pattern& pattern = kPatterns[i];
+    if (!best.empty() && claim_of(best.id) <= pattern.first) break;
     if (knows_what && pattern.needs != Needs::kNothing && !fitting.contains(i)) continue;
     if ((pattern.kinds & bit(e.wanted.key.kind)) == 0) continue;
     if (pattern.needs >= Needs::kRecord && !has_record) continue;
     if (pattern.needs == Needs::kBytes && e.views.empty()) continue;
     Cause cause = cause_by(pattern, e);
-    if (cause.empty()) continue;
-    // that copies differ says so little that another tensor's cause says more
-    if (pattern.cause != cause_differing_copies) fitting.insert(i);
-    return cause;
+    if (cause.empty() || (!best.empty() && claim_of(best.id) <= claim_of(cause.id))) continue;
+    best = std::move(cause);
+    row = i;
   }
-  return {};
+  // that copies differ says so little that another tensor's cause says more
+  if (!best.empty() && claim_of(best.id) != Claim::kDifference) fitting.insert(row);
+  return best;
 }
 
 /// Adds what every cause has beside its own values: on which ranks the tensor is wrong, unless it

@@ -249,16 +249,23 @@ Cause cause_scale(const Evidence& e) {
     }
     return fits_by_chance(e, s, *factor) ? Cause() : cause;
   }
-  const Held* h = e.held_by(ranks.front());
-  if (h == nullptr || e.actual.mesh.world_size() == 1 || h->record->parts.empty()) return {};
-  const Stats own = stats_of(*h->record);
-  if (const auto factor = explained_factor(e, own)) {
-    const std::string on_rank = phrase(PhraseId::kOnTheRanks, {{"ranks", h->rank->rank}});
-    Cause cause = e.scale_cause(*factor, {NamedValue::words("on_ranks", on_rank)});
-    const bool fits_others = are_few(e) || fits_by_chance(e, own, *factor);
-    return is_bare(cause) && fits_others ? Cause() : cause;
+  // ranks may have other parts, and other parts may be right: each wrong rank must have the factor
+  const Held* first = e.held_by(ranks.front());
+  if (first == nullptr || e.actual.mesh.world_size() == 1 || first->record->parts.empty())
+    return {};
+  const Stats own = stats_of(*first->record);
+  const auto factor = explained_factor(e, own);
+  if (!factor) return {};
+  for (const int rank : ranks) {
+    const Held* held = e.held_by(rank);
+    if (held == nullptr || held->record->parts.empty()) continue;
+    const auto other = explained_factor(e, stats_of(*held->record));
+    if (!other || std::fabs(*other - *factor) > e.tolerance() * std::fabs(*factor)) return {};
   }
-  return {};
+  Cause cause = e.scale_cause(
+      *factor, {NamedValue::words("on_ranks", phrase(PhraseId::kOnTheRanks, {{"ranks", ranks}}))});
+  const bool fits_others = are_few(e) || fits_by_chance(e, own, *factor);
+  return is_bare(cause) && fits_others ? Cause() : cause;
 }
 
 Cause cause_offset(const Evidence& e) {

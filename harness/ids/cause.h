@@ -263,6 +263,23 @@ enum class CauseId : std::uint16_t {
   kEnd  ///< behind the last id
 };
 
+/// What a cause claims, from the claim that fits wrong values by chance least to the one that
+/// always fits. Of several causes of one tensor the first claim is the likely one.
+enum class Claim : std::uint8_t {
+  kFact,           ///< other records show it: counts, flags, dtypes, sample ids
+  kSameBytes,      ///< the bytes of the one value that an operation should have replaced or moved
+  kOtherSource,    ///< the values of another record, or right values rounded in a known place
+  kRule,           ///< numbers of the run, or an operation with one known change, give the values
+  kFittedNumbers,  ///< several numbers were fitted
+  kFittedNumber,   ///< one number, or one extent, was fitted
+  kFittedPart,     ///< a number and an extent were fitted
+  kRearranged,     ///< the right values stand at other places
+  kPlace,          ///< only where the tensor is wrong
+  kDifference,     ///< only that copies differ
+};
+
+[[nodiscard]] Claim claim_of(CauseId id) noexcept;
+
 [[nodiscard]] std::span<const IdRow<CauseId>> rows_of(CauseId id) noexcept;
 [[nodiscard]] constexpr std::string_view kind_of(CauseId) noexcept {
   return "cause";
