@@ -549,10 +549,6 @@ Claim claim_of(CauseId id) noexcept {
   switch (id) {
     case kNone:
     case kValuesNotFinite:
-    case kIdsOfEarlierStep:
-    case kIdsTooLarge:
-    case kIdsTooSmall:
-    case kIdsMiscounted:
     case kFlagOutOfRange:
     case kFlagWrongOnEveryRank:
     case kFlagNotReduced:
@@ -567,9 +563,6 @@ Claim claim_of(CauseId id) noexcept {
     case kUntrainedChanged:
     case kUntrainedDecayed:
     case kUntrainedScaled:
-    case kValidTokensElsewhere:
-    case kFewerValidTokens:
-    case kMoreValidTokens:
     case kIdsInOtherOrder:
     case kIdsRepeated:
     case kHyperparametersDiffer:
@@ -597,6 +590,14 @@ Claim claim_of(CauseId id) noexcept {
     case kStepWithoutForward:
     case kStepSkipped:
       return Claim::kFact;
+    case kIdsOfEarlierStep:
+    case kIdsTooLarge:
+    case kIdsTooSmall:
+    case kIdsMiscounted:
+    case kValidTokensElsewhere:
+    case kFewerValidTokens:
+    case kMoreValidTokens:
+      return Claim::kCounted;
     case kOptimizerStatesSwapped:
     case kOptimizerStateOfOther:
     case kOptimizerStateOfOtherKind:
@@ -764,13 +765,14 @@ Claim claim_of(CauseId id) noexcept {
     case kSlicesShifted:
     case kSlicesPermuted:
     case kTokensElsewhere:
+    case kPartNotReached:
+      return Claim::kRearranged;
     case kTokensPermutedBetweenSamples:
     case kSameValuesElsewhere:
-      return Claim::kRearranged;
+      return Claim::kScattered;
     case kPartWrong:
     case kNumberOff:
     case kNumbersOff:
-    case kPartNotReached:
     case kWrongBetweenStages:
     case kReceivedOther:
     case kNotSlices:

@@ -267,13 +267,15 @@ enum class CauseId : std::uint16_t {
 /// always fits. Of several causes of one tensor the first claim is the likely one.
 enum class Claim : std::uint8_t {
   kFact,           ///< other records show it: counts, flags, dtypes, sample ids
+  kCounted,        ///< the ids of the tensor differ from the reference's in their counts
   kSameBytes,      ///< the bytes of the one value that an operation should have replaced or moved
   kOtherSource,    ///< the values of another record, or right values rounded in a known place
   kRule,           ///< numbers of the run, or an operation with one known change, give the values
   kFittedNumbers,  ///< several numbers were fitted
   kFittedNumber,   ///< one number, or one extent, was fitted
   kFittedPart,     ///< a number and an extent were fitted
-  kRearranged,     ///< the right values stand at other places
+  kRearranged,     ///< right values stand at other places, in a stated order, or are missing there
+  kScattered,      ///< the right values stand at other places, in no order
   kPlace,          ///< only where the tensor is wrong
   kDifference,     ///< only that copies differ
 };
