@@ -43,7 +43,7 @@ constexpr std::size_t kTableWidth = 80;
 /// "[ungated] " before each line.
 constexpr std::size_t kUngatedMark = 10;
 
-/// What became of a configuration: one vocabulary for plans and sweeps (docs/bench.md).
+/// What became of a configuration: one vocabulary for plans and sweeps (docs/reference/bench.md).
 enum class SweptState : std::uint8_t {
   kFits,            ///< predicted to fit; nothing ran
   kTooLarge,        ///< predicted not to fit; nothing ran

@@ -18,7 +18,7 @@ std::unique_ptr<Comparer> comparer_on_gpu() {
   if (!gpu_comparer())
     throw UsageError(
         "device cuda must be a GPU that this program can use, got none: it has no kernels that "
-        "compare; take --device cpu, or see docs/gpu.md");
+        "compare; take --device cpu, or see docs/reference/gpu.md");
   return gpu_comparer()();
 }
 

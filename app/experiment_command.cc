@@ -138,7 +138,7 @@ int run_experiments(const ParsedOptions& options) {
 Command experiment_command() {
   return {"experiment",
           "measure how far tensor parallelism moves a forward pass, in the tables of "
-          "docs/experiments.md",
+          "docs/internals/experiments.md",
           "experiment init|column-row|stack|growth [options]",
           "  isoshard experiment init                           initial weights of tp 1, 2 and 4 "
           "are bit-equal\n"

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// docs/flags.md says how flags of published scripts are taken; here every row of its table is
-/// parsed.
+/// docs/reference/flags.md says how flags of published scripts are taken; here every row of its
+/// table is parsed.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -155,7 +155,7 @@ int run_golden(const ParsedOptions& options) {
 Command golden_command() {
   return {"golden",
           "stored numbers of earlier accepted runs: record, review, accept, list and verify them "
-          "(docs/goldens.md)",
+          "(docs/reference/goldens.md)",
           "golden record|review|accept|status|verify [NAME...] [options]",
           "  isoshard golden verify                                    run all and compare: match, "
           "drift or regression\n"

@@ -72,7 +72,8 @@ chmod +x agent
 for count in 1 2; do printf 'h1 slots=%d\nh2 slots=%d\n' $count $count >"hosts$count"; done
 printf 'h1 slots=1\nh2 slots=1\nh3 slots=1\n' >hosts3
 printf 'h1 slots=2\nh9 slots=2\n' >dead
-# mpirun notices within 3 s that a daemon is gone; docs/cluster.md says why this must be asked for.
+# mpirun notices within 3 s that a daemon is gone; docs/reference/cluster.md says why this must be
+# asked for.
 launch=(ip netns exec "$prefix-h1" unshare --uts sh -c 'hostname h1; exec "$@"' sh "$@"
   --mca plm_rsh_agent "$folder/agent" --mca oob_tcp_keepalive_time 1
   --mca oob_tcp_keepalive_intvl 1 --mca oob_tcp_keepalive_probes 2)

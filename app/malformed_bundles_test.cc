@@ -261,7 +261,8 @@ INSTANTIATE_TEST_SUITE_P(
                  })),
     [](const auto& row) { return row.param.name; });
 
-// Row 54 of docs/failures.md for traces: whole files, other contents. All of them are listed.
+// Row 54 of docs/internals/failures.md for traces: whole files, other contents. All of them are
+// listed.
 INSTANTIATE_TEST_SUITE_P(
     Contents, MalformedBundles,
     testing::Values(compared("NothingWrong", kConforms, {"CONFORMS"}, [](const TestFolder&) {}),
@@ -379,7 +380,8 @@ TEST_F(MalformedBundles, WithAnyOneValueReplacedAreComparedOrRefused) {
   }
 }
 
-// Row 61 of docs/failures.md: what nobody wrote is equal on both sides, and shows nothing.
+// Row 61 of docs/internals/failures.md: what nobody wrote is equal on both sides, and shows
+// nothing.
 TEST_F(MalformedBundles, ThatHoldNothingButZerosOnBothSidesAreVacuous) {
   for (const float value : {0.0F, std::numeric_limits<float>::signaling_NaN()}) {
     const TestFolder folder;

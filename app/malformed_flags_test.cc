@@ -96,7 +96,7 @@ INSTANTIATE_TEST_SUITE_P(
                "without CUDA",
                "--device cpu"}),
         usage("NoGpuToTrainOn", "train --preset small --device cuda",
-              {"device cuda must be a GPU", "docs/gpu.md"}),
+              {"device cuda must be a GPU", "docs/reference/gpu.md"}),
         usage("NoGpuToCompareOn", "compare a b --device cuda",
               {"device cuda must be a GPU that this program can use, got none: it was built "
                "without CUDA",
@@ -161,7 +161,7 @@ INSTANTIATE_TEST_SUITE_P(
               {"experiment growth needs at least"})),
     [](const auto& row) { return row.param.name; });
 
-// Row 69 of docs/failures.md: every degree with the number that it does not divide.
+// Row 69 of docs/internals/failures.md: every degree with the number that it does not divide.
 INSTANTIATE_TEST_SUITE_P(
     Degrees, MalformedFlags,
     testing::Values(

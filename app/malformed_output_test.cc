@@ -171,7 +171,7 @@ TEST_F(MalformedOutput, IsNotLeftBehindEmptyByARunThatWasRefused) {
   EXPECT_TRUE(folder_.empty());
 }
 
-// ---- full disks (row 35 of docs/failures.md)
+// ---- full disks (row 35 of docs/internals/failures.md)
 // --------------------------------------------------------------------------------
 
 class FullDisk : public MalformedOutput {

@@ -24,7 +24,7 @@ using namespace codes;
 const Arguments kOneCase = {"verify",     "--model", "tiny",    "--tp", "2",      "--dp",  "1",
                             "--subjects", "autotp",  "--dtype", "fp32", "--data", "random"};
 
-// ---- signals (row 18 of docs/failures.md)
+// ---- signals (row 18 of docs/internals/failures.md)
 // -----------------------------------------------------------------------------------
 
 struct Interrupted {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The published verification at its own size: `verify --preset published` gives the published
-/// tables within the bounds of docs/published.md.
+/// tables within the bounds of docs/internals/published.md.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <unistd.h>

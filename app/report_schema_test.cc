@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// docs/report.schema.json describes every report.json that is written.
+/// docs/reference/report.schema.json describes every report.json that is written.
 #include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -9,10 +9,11 @@ usage: tools/support_matrix.py record BUILD [--store FILE] [--date YYYY-MM-DD]
 `record` takes a build folder whose tests ran (./isoshard test, .ci/run): ctest.xml says what ran,
 CMakeCache.txt which compiler, LibTorch and source (whose commit is taken), this machine which
 system, the Python of ISOSHARD_PYTHON which frameworks. It replaces the record of the same system,
-compiler, LibTorch and Python in FILE (docs/support.json). `page` writes docs/support.md: the rows
-that are wanted, those without a run marked so, then runs on anything else, then the frameworks
-whose scripts were judged. `check` ends with 1 if the page is not what `page` writes, or if a
-framework's version is not the one that PINS (python/live-requirements.txt) installs for its tests.
+compiler, LibTorch and Python in FILE (docs/reference/support.json). `page` writes
+docs/reference/support.md: the rows that are wanted, those without a run marked so, then runs on
+anything else, then the frameworks whose scripts were judged. `check` ends with 1 if the page is not
+what `page` writes, or if a framework's version is not the one that PINS
+(python/live-requirements.txt) installs for its tests.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ KEYS = ["system", "compiler", "libtorch", "python"]
 INTRODUCTION = """# Where isoshard was tried
 
 This page lists the systems on which the tests ran, and the frameworks whose scripts were judged.
-`tools/support_matrix.py page` makes it from docs/support.json. `tools/support_matrix.py record
-BUILD` adds the last test run of a build folder to that file. "not run" means that no run of this
-combination was recorded. It may work.
+`tools/support_matrix.py page` makes it from docs/reference/support.json. `tools/support_matrix.py
+record BUILD` adds the last test run of a build folder to that file. "not run" means that no run of
+this combination was recorded. It may work.
 
 ## Systems
 
@@ -216,8 +217,8 @@ def main() -> int:
     )
     parser.add_argument("action", choices=["record", "page", "check"])
     parser.add_argument("build", nargs="?", type=pathlib.Path)
-    parser.add_argument("--store", type=pathlib.Path, default=ROOT / "docs/support.json")
-    parser.add_argument("--page", type=pathlib.Path, default=ROOT / "docs/support.md")
+    parser.add_argument("--store", type=pathlib.Path, default=ROOT / "docs/reference/support.json")
+    parser.add_argument("--page", type=pathlib.Path, default=ROOT / "docs/reference/support.md")
     parser.add_argument(
         "--pins", type=pathlib.Path, default=ROOT / "python/live-requirements.txt"
     )

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# The bundles of examples/bundle_writer, written by Python's standard library alone: docs/bundle.md
-# says enough to write them.
+# The bundles of examples/bundle_writer, written by Python's standard library alone:
+# docs/reference/bundle.md says enough to write them.
 #   cmake -DPYTHON=PYTHON3 -DWRITER=FILE.py -DJUDGE=ISOSHARD_JUDGE -DSTORED=DIR -DFOLDER=DIR
 #         -P bundle_writer_test.cmake
 # STORED has the bundles that an earlier run of the writer left (fixtures/frameworks).

@@ -157,7 +157,7 @@ void declare_bench_options(OptionTable& table) {
   add("warmup-steps", po::value<int>()->default_value(5), "steps that are not counted");
   add("log-interval", po::value<int>()->default_value(10), "print every so many steps; 0: none");
   add("output-dir", po::value<std::string>()->default_value("./results"),
-      "write results_IMPL_tpT_dpD.json to this folder (docs/bench.md)");
+      "write results_IMPL_tpT_dpD.json to this folder (docs/reference/bench.md)");
   add("repeat", po::value<int>()->default_value(1), "runs, each in fresh processes");
   add("threads", po::value<int>()->default_value(0),
       "threads of each rank (default: cores / ranks)");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Options of `bench`: the flags of the tool of docs/seeds.md, section 4, with its defaults.
+/// Options of `bench`: the flags of the tool of docs/internals/seeds.md, section 4, with its
+/// defaults.
 #pragma once
 #include <string>
 #include <vector>

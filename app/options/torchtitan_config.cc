@@ -213,7 +213,7 @@ std::vector<Key> other_keys() {
   return {
       {"model.name", Kind::kText, one_of({{"llama3", nothing}})},
       {"model.flavor", Kind::kText,
-       unused("Llama-3-8B is scaled down by the rule of docs/converge.md; --model")},
+       unused("Llama-3-8B is scaled down by the rule of docs/internals/converge.md; --model")},
       {"model.converters", Kind::kAny, must_be_off("converters of models, such as float8")},
       {"model.norm_type", Kind::kText, one_of({{"rmsnorm", nothing}})},
       {"model.tokenizer_path", Kind::kText, unused("tokens are bytes")},

@@ -19,8 +19,8 @@ struct TorchtitanConfig {
 
 /// Reads the keys of torchtitan's train configs: training.local_batch_size (or batch_size), steps,
 /// seq_len, max_norm, optimizer.lr, lr_scheduler.warmup_steps, the degrees of parallelism,
-/// pipeline_parallel_schedule, activation_checkpoint.mode and others (docs/converge.md has the
-/// list). Older places of a key are taken, too.
+/// pipeline_parallel_schedule, activation_checkpoint.mode and others (docs/internals/converge.md
+/// has the list). Older places of a key are taken, too.
 ///
 /// Errors   FileError that starts with the path: no TOML; an unknown key, with a suggestion; a
 /// value

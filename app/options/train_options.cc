@@ -272,7 +272,7 @@ void declare_train_options(OptionTable& table) {
               "resume from this checkpoint (any mesh, any subject); --steps is the step at which "
               "the runs end");
   checkpoints("save-checkpoint", po::value<std::string>(),
-              "write a checkpoint of each run to DIR/SUBJECT (docs/checkpoints.md)");
+              "write a checkpoint of each run to DIR/SUBJECT (docs/reference/checkpoints.md)");
   checkpoints("save-after", po::value<int>(),
               "steps done when it is written; 0: before the first (default: the last)");
   output(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The exit codes that docs/report.md promises, written down once more.
+/// The exit codes that docs/reference/report.md promises, written down once more.
 #pragma once
 
 namespace isoshard::codes {

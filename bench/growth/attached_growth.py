@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What grows with the ranks of an attached world, measured and modelled (docs/cluster.md).
+"""Measures and models what grows with the ranks of an attached world (docs/reference/cluster.md).
 
     attached_growth.py BUILD_FOLDER [RANKS...]     default 2 4 8 16 32 48 64
 

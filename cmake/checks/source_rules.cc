@@ -120,7 +120,7 @@ std::string layer_problem(const fs::path& root, const std::vector<LayerRow>& row
         return is_below(target, folder);
       });
   if (allowed) return "";
-  return fmt::format("{} must not include {} (\"{}\"): see docs/layers.md", row.folder,
+  return fmt::format("{} must not include {} (\"{}\"): see docs/internals/layers.md", row.folder,
                      other ? other->folder : target, included);
 }
 
@@ -272,7 +272,8 @@ std::vector<std::string> check_layering(const fs::path& root, const std::vector<
     const bool is_pch = file == "cmake/pch.h";
     const LayerRow* row = row_of(rows, file);
     if (row == nullptr) {
-      problems.push_back(fmt::format("{}:1: its folder is in no row of docs/layers.md", file));
+      problems.push_back(
+          fmt::format("{}:1: its folder is in no row of docs/internals/layers.md", file));
       continue;
     }
     const std::vector<std::string> lines = lines_of(root / path);
@@ -576,11 +577,11 @@ std::vector<std::string> check_contracts_page(const fs::path& root) {
       known.insert((*match)[1].str() + "." + (*match)[2].str());
     }
   }
-  for (const std::string& line : lines_of(root / "docs/faults.md")) {
+  for (const std::string& line : lines_of(root / "docs/reference/faults.md")) {
     std::smatch match;
     if (line.starts_with("| `") && std::regex_search(line, match, kName)) known.insert(match[1]);
   }
-  const std::vector<std::string> lines = lines_of(root / "docs/contracts.md");
+  const std::vector<std::string> lines = lines_of(root / "docs/reference/contracts.md");
   std::vector<std::string> problems;
   std::size_t num_names = 0;
   for (std::size_t i = 0; i < lines.size(); ++i) {
@@ -588,20 +589,21 @@ std::vector<std::string> check_contracts_page(const fs::path& root) {
     for (std::sregex_iterator name(lines[i].begin(), lines[i].end(), kName), end; name != end;
          ++name, ++num_names) {
       if (known.contains((*name)[1])) continue;
-      problems.push_back(fmt::format("docs/contracts.md:{}: no test or fault is called {}", i + 1,
-                                     (*name)[1].str()));
+      problems.push_back(
+          fmt::format("docs/reference/contracts.md:{}: no test or fault is called {}", i + 1,
+                      (*name)[1].str()));
     }
   }
-  if (num_names == 0) throw std::runtime_error("docs/contracts.md names no test");
-  if (!fs::exists(root / "docs/failures.md")) return problems;
+  if (num_names == 0) throw std::runtime_error("docs/reference/contracts.md names no test");
+  if (!fs::exists(root / "docs/internals/failures.md")) return problems;
   static const std::regex kCase(R"(`([A-Z]\w+\.[A-Z]\w+)`)");
-  const std::vector<std::string> failures = lines_of(root / "docs/failures.md");
+  const std::vector<std::string> failures = lines_of(root / "docs/internals/failures.md");
   for (std::size_t i = 0; i < failures.size(); ++i) {
     for (std::sregex_iterator name(failures[i].begin(), failures[i].end(), kCase), end; name != end;
          ++name) {
       if (known.contains((*name)[1])) continue;
-      problems.push_back(
-          fmt::format("docs/failures.md:{}: no test is called {}", i + 1, (*name)[1].str()));
+      problems.push_back(fmt::format("docs/internals/failures.md:{}: no test is called {}", i + 1,
+                                     (*name)[1].str()));
     }
   }
   return problems;

@@ -9,14 +9,14 @@
 
 namespace isoshard {
 
-/// One row of docs/layers.md: files below `folder` may include files below `folder` and below each
-/// of `may_include`.
+/// One row of docs/internals/layers.md: files below `folder` may include files below `folder` and
+/// below each of `may_include`.
 struct LayerRow {
   std::string folder;
   std::vector<std::string> may_include;
 };
 
-/// Reads the table of docs/layers.md.
+/// Reads the table of docs/internals/layers.md.
 ///
 /// Errors   std::runtime_error if the file is missing or holds no row.
 [[nodiscard]] std::vector<LayerRow> read_layers(const std::filesystem::path& layers_md);
@@ -79,8 +79,9 @@ struct LayerRow {
 [[nodiscard]] std::vector<std::string> check_orphan_tests(
     const std::filesystem::path& root, const std::filesystem::path& compile_commands);
 
-/// Every test and fault that docs/contracts.md names exists: `Suite.Case` in some *_test.cc, a
-/// fault in docs/faults.md; and every `Suite.Case` of docs/failures.md.
+/// Every test and fault that docs/reference/contracts.md names exists: `Suite.Case` in some
+/// *_test.cc, a fault in docs/reference/faults.md; and every `Suite.Case` of
+/// docs/internals/failures.md.
 [[nodiscard]] std::vector<std::string> check_contracts_page(const std::filesystem::path& root);
 
 }  // namespace isoshard

@@ -64,12 +64,12 @@ using OrphanTests = PlantedTree;
 using ContractsPage = PlantedTree;
 
 TEST_F(Layering, TreeFollowsDocsLayers) {
-  EXPECT_THAT(check_layering(kRoot, read_layers(kRoot / "docs/layers.md")), IsEmpty());
+  EXPECT_THAT(check_layering(kRoot, read_layers(kRoot / "docs/internals/layers.md")), IsEmpty());
 }
 
 TEST_F(Layering, HarnessAndSubjectsDoNotKnowEachOther) {
   int rooms = 0;
-  for (const LayerRow& row : read_layers(kRoot / "docs/layers.md")) {
+  for (const LayerRow& row : read_layers(kRoot / "docs/internals/layers.md")) {
     const bool is_harness = row.folder.starts_with("harness"),
                is_subject = row.folder.starts_with("src/subjects");
     if (!is_harness && !is_subject) continue;
@@ -84,14 +84,14 @@ TEST_F(Layering, HarnessAndSubjectsDoNotKnowEachOther) {
 }
 
 TEST_F(Layering, EveryFolderOfCodeHasItsRow) {
-  const std::vector<LayerRow> rows = read_layers(kRoot / "docs/layers.md");
+  const std::vector<LayerRow> rows = read_layers(kRoot / "docs/internals/layers.md");
   for (const char* const room : {"src/core", "src/subjects", "harness", "fixtures", "suite"}) {
     for (const auto& entry : fs::recursive_directory_iterator(kRoot / room)) {
       const fs::path folder = entry.path().parent_path().lexically_relative(kRoot);
       if (entry.path().extension() != ".h") continue;
       EXPECT_TRUE(std::ranges::any_of(
           rows, [&](const LayerRow& row) { return row.folder == folder.generic_string(); }))
-          << folder << " has no row of its own in docs/layers.md";
+          << folder << " has no row of its own in docs/internals/layers.md";
     }
   }
 }
@@ -217,10 +217,10 @@ TEST_F(Layering, GoogleTestIsAllowedInUnitTestsOnly) {
 }
 
 TEST_F(Layering, EmptyTreeOrTableIsAnError) {
-  plant("docs/layers.md", "no table here\n");
+  plant("docs/internals/layers.md", "no table here\n");
 
   EXPECT_THROW((void)check_layering(root_ / "nothing", rows_), std::runtime_error);
-  EXPECT_THROW((void)read_layers(root_ / "docs/layers.md"), std::runtime_error);
+  EXPECT_THROW((void)read_layers(root_ / "docs/internals/layers.md"), std::runtime_error);
 }
 
 TEST_F(SubjectNames, TreeComparesWithNone) {
@@ -346,12 +346,12 @@ TEST_F(ContractsPage, NamesTestsAndFaultsThatExist) {
 
 TEST_F(ContractsPage, UnknownNamesAreFound) {
   plant("src/core/comm/sum_test.cc", "TEST(Sum,\n     IsExact) {}\nTEST_P(SumOfAll, Works) {}\n");
-  plant("docs/faults.md", "| `sum_missing` | A: ddp | No sum. |\n");
-  plant("docs/contracts.md",
+  plant("docs/reference/faults.md", "| `sum_missing` | A: ddp | No sum. |\n");
+  plant("docs/reference/contracts.md",
         "| sum | exact | `Sum.IsExact` | `sum_missing` |\n| sum | exact | `Sum.IsExcat` | "
         "`sum_mising` |\n");
 
-  plant("docs/failures.md", "| 1 | `Sum.IsExact` |\n| 2 | `Sum.IsKilled`, `raise` |\n");
+  plant("docs/internals/failures.md", "| 1 | `Sum.IsExact` |\n| 2 | `Sum.IsKilled`, `raise` |\n");
 
   EXPECT_THAT(check_contracts_page(root_),
               ElementsAre(HasSubstr("contracts.md:3: no test or fault is called Sum.IsExcat"),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Reductions of ordinary floats are bit-equal to the formula of docs/reduction.md, however the
-/// data are cut.
+/// Reductions of ordinary floats are bit-equal to the formula of docs/internals/reduction.md,
+/// however the data are cut.
 #include <fmt/format.h>
 #include <gtest/gtest.h>
 

@@ -40,7 +40,8 @@ typename T::Bits rounded_quotient(typename T::Bits sum, int num_ranks) {
   return T::narrow(quotient);
 }
 
-/// docs/reduction.md, "ring": element i of chunk c starts on rank c + 1 and ends on rank c.
+/// docs/internals/reduction.md, "ring": element i of chunk c starts on rank c + 1 and ends on rank
+/// c.
 template <class T>
 typename T::Bits ring_sum(const AllInputs<T>& inputs, std::size_t i, std::size_t chunk) {
   const std::size_t n = inputs.size();
@@ -50,8 +51,8 @@ typename T::Bits ring_sum(const AllInputs<T>& inputs, std::size_t i, std::size_t
   return sum;
 }
 
-/// docs/reduction.md, "tree", written as the recursion that the levels are: the left part is the
-/// largest power of two below n.
+/// docs/internals/reduction.md, "tree", written as the recursion that the levels are: the left part
+/// is the largest power of two below n.
 template <class T>
 typename T::Bits tree_sum(const AllInputs<T>& inputs, std::size_t i, std::size_t first,
                           std::size_t size) {
@@ -193,8 +194,8 @@ INSTANTIATE_TEST_SUITE_P(
 
 class ReductionBound : public testing::TestWithParam<Setting> {};
 
-/// u and the number of roundings on an element's longest way, docs/tolerances.md, "Sums over
-/// ranks".
+/// u and the number of roundings on an element's longest way, docs/internals/tolerances.md, "Sums
+/// over ranks".
 double bound_factor(ReductionOrder order, Dtype dtype, int num_ranks, bool is_average) {
   const double u = unit_roundoff(dtype);
   const double u_accumulator =

@@ -28,7 +28,7 @@ using device_reports::WrittenRuns;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-/// A reference and a run of a framework of docs/frameworks.md, right or with a planted bug.
+/// A reference and a run of a framework of docs/frameworks/README.md, right or with a planted bug.
 struct StoredRun {
   std::string framework, name;
 };

@@ -223,7 +223,7 @@ INSTANTIATE_TEST_SUITE_P(
 
 // -- what is right --------------------------------------------------------------------------------
 
-/// The part of docs/bundle.schema.json that describes one file.
+/// The part of docs/reference/bundle.schema.json that describes one file.
 Schema schema_of(const char* part) {
   json schema = json::parse(content_of(fs::path(ISOSHARD_DOCS_DIR) / "bundle.schema.json"));
   schema.erase("anyOf");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a stage keeps for its backward is what docs/subjects.md predicts.
+// What a stage keeps for its backward is what docs/reference/subjects.md predicts.
 #include <ATen/ATen.h>
 #include <c10/core/CPUAllocator.h>
 #include <fmt/format.h>
@@ -61,7 +61,7 @@ PipelineSpec spec_of(const Case& item) {
   return pipeline_spec(item.settings.nd, item.degrees.pp, item.micro_batches);
 }
 
-// Elements that one micro-batch leaves in a stage: the formula of docs/subjects.md.
+// Elements that one micro-batch leaves in a stage: the formula of docs/reference/subjects.md.
 double kept(const Case& item, const ModelSection& section) {
   const ModelConfig& config = item.config;
   const auto number = [](std::int64_t value) { return static_cast<double>(value); };

@@ -146,7 +146,7 @@ double unit_of(const StoredRun& run) {
 }
 
 /// How far from the stored number ours may be: `response` is what one ulp of all weights moves it
-/// by, `elements` how many elements it has (docs/tolerances.md, the perturbed level).
+/// by, `elements` how many elements it has (docs/internals/tolerances.md, the perturbed level).
 double bound_of(const StoredRun& run, double response, std::int64_t elements) {
   const Dtype coarsest = run.settings.autocast.value_or(run.dtype);
   const bool is_16_bit = size_of(coarsest) < 4;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The published tests and tables of docs/seeds.md 3 at their
+// The published tests and tables of docs/internals/seeds.md 3 at their
 // published sizes. Slow: minutes to an hour.
 #include <gtest/gtest.h>
 

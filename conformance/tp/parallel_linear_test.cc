@@ -103,7 +103,7 @@ TEST_P(ColumnParallelLinear, OutputIsTheSliceOfTheWhole) {
     ASSERT_EQ(y.size(1) * degree, kOut);
     EXPECT_TRUE(within(y, own(whole, 1), own(bound, 1)));
     // Where LibTorch has a bf16 kernel, its result does not depend on the number of output columns
-    // (docs/facts.md).
+    // (docs/internals/facts.md).
     const bool has_kernel = type == Dtype::kBFloat16 && detail::has_product_kernels(at::kBFloat16);
     if (has_kernel || degree == 1) {
       EXPECT_TRUE(at::equal(y, own(whole, 1)));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Every allocation of a rank fails once (row 25 of docs/failures.md): a report that names the
-/// rank, and never a hang or a pass.
+/// Every allocation of a rank fails once (row 25 of docs/internals/failures.md): a report that
+/// names the rank, and never a hang or a pass.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -159,8 +159,8 @@ std::vector<std::int64_t> held_bytes(const Case& item) {
   });
 }
 
-// docs/subjects.md: P parameters of this tp rank, N = dp, e and m the bytes of an element as
-// forward reads it and as it is stepped.
+// docs/reference/subjects.md: P parameters of this tp rank, N = dp, e and m the bytes of an element
+// as forward reads it and as it is stepped.
 double formula_bytes(const Case& item, std::int64_t P) {
   const double e = static_cast<double>(size_of(item.dtype)),
                m = static_cast<double>(size_of(item.settings.master_dtype.value_or(item.dtype)));

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes bundles as docs/bundle.md says, with nothing but Python's standard library.
+"""Writes bundles as docs/reference/bundle.md says, with nothing but Python's standard library.
 
     python3 write_bundles.py runs
     isoshard-judge respond runs/reference runs/perturbed1 runs/perturbed2 runs/perturbed3

@@ -9,7 +9,7 @@
 ///     step0003/rank00001.json         the records: layout, dtype, grad_scale
 ///     step0003/rank00001.done         the run id; written last, so that a broken run is seen
 ///
-/// docs/bundle.md describes every field for those who write a recorder of their own.
+/// docs/reference/bundle.md describes every field for those who write a recorder of their own.
 #pragma once
 #include <cstdint>
 #include <filesystem>
@@ -32,7 +32,7 @@ struct NotRecorded {
   std::string why;
 };
 
-/// Which reference a run was compared with while it ran (docs/bundle.md).
+/// Which reference a run was compared with while it ran (docs/reference/bundle.md).
 struct ComparedWith {
   std::string digest;     ///< Bundle::digest of the reference
   std::string responses;  ///< the SHA-256 of its responses.json; empty where there was none

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// What a bundle says of tensors that ranks compared with the reference and did not keep
-/// (docs/bundle.md), and of filters.
+/// (docs/reference/bundle.md), and of filters.
 #pragma once
 #include <filesystem>
 #include <nlohmann/json_fwd.hpp>

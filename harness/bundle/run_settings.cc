@@ -22,7 +22,7 @@ using nlohmann::json;
   detail::refuse_form(origin, fmt::format("settings: {}", what));
 }
 
-/// Dotted names in the words of docs/bundle.md, and values as JSON text.
+/// Dotted names in the words of docs/reference/bundle.md, and values as JSON text.
 class Flattened {
  public:
   explicit Flattened(const std::filesystem::path& origin) : origin_(origin) {}

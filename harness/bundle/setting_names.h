@@ -7,8 +7,8 @@
 
 namespace isoshard {
 
-/// The name that docs/bundle.md gives a setting: "optimizer.lr" is "optimizer.learning_rate". A
-/// name that is not known stays.
+/// The name that docs/reference/bundle.md gives a setting: "optimizer.lr" is
+/// "optimizer.learning_rate". A name that is not known stays.
 [[nodiscard]] std::string canonical_setting(std::string_view name);
 
 /// The value of a setting under its canonical name, as JSON text: dtypes by their short names

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Checkpoints that this program wrote (docs/checkpoints.md), without LibTorch. Every byte is
-// covered: the manifest by its own SHA-256, the files by those in the manifest.
+// Checkpoints that this program wrote (docs/reference/checkpoints.md), without LibTorch. Every byte
+// is covered: the manifest by its own SHA-256, the files by those in the manifest.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 

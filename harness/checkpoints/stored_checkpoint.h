@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Checkpoints of unknown origin as whole tensors by name, without LibTorch: safetensors files,
-/// Hugging Face folders, and the checkpoints of this program (docs/checkpoints.md).
+/// Hugging Face folders, and the checkpoints of this program (docs/reference/checkpoints.md).
 #pragma once
 #include <filesystem>
 #include <functional>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The command for those who write a recorder of their own: is this bundle what docs/bundle.md
-/// says?
+/// The command for those who write a recorder of their own: is this bundle what
+/// docs/reference/bundle.md says?
 #pragma once
 #include <string>
 

@@ -84,7 +84,7 @@ void declare_compare(OptionTable& table) {
          "seconds that the last line adds to its own; for programs that call this one");
   output("findings", po::value<std::string>(),
          "findings of the program that calls this one, which are part of the verdict "
-         "(docs/report.md)");
+         "(docs/reference/report.md)");
   declare_report_file(table);
   table.positional.add("reference", 1).add("actual", 1);
 }
@@ -205,7 +205,7 @@ std::unique_ptr<Comparer> comparer_of(const ParsedOptions& options, const Compar
   if (!on_gpu)
     throw UsageError(
         "device cuda must be a GPU that this program can use, got none: it was built without CUDA "
-        "(./isoshard --gpu builds isoshard-gpu); take --device cpu, or see docs/gpu.md");
+        "(./isoshard --gpu builds isoshard-gpu); take --device cpu, or see docs/reference/gpu.md");
   return on_gpu();
 }
 

@@ -32,7 +32,7 @@ struct GivenFindings {
   }
 };
 
-/// Reads the file of --findings (docs/report.md).
+/// Reads the file of --findings (docs/reference/report.md).
 /// Errors   FileError that starts with the file: it is missing, malformed, or of another schema.
 [[nodiscard]] GivenFindings read_given_findings(const std::filesystem::path& file);
 

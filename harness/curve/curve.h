@@ -57,8 +57,8 @@ struct Curve {
 /// A file name in a folder of curves: "loss_autotp.json".
 [[nodiscard]] std::string curve_file_name(const Curve& curve);
 
-/// The text of a curve file (docs/loss.schema.json): every number as decimal, for people and tools,
-/// and as hex float, for the bits.
+/// The text of a curve file (docs/reference/loss.schema.json): every number as decimal, for people
+/// and tools, and as hex float, for the bits.
 [[nodiscard]] std::string curve_text(const Curve& curve);
 
 /// Errors   FileError that starts with `origin`: not the JSON of a curve, a missing or wrong value,

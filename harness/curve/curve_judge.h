@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Whether a curve agrees with the reference's within the effects of rounding. docs/curves.md
-/// derives the bounds.
+/// Whether a curve agrees with the reference's within the effects of rounding.
+/// docs/internals/curves.md derives the bounds.
 ///
 /// Words. The *spread* of a step is the largest difference between the reference and its perturbed
 /// runs in that step; the *envelope* is the largest spread up to that step. Runs that differ by

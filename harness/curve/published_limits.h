@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The limits that a published verification of training scripts prints for curves of 100 steps
-/// (docs/seeds.md, section 2). They are shown beside every verdict and held at the learning rates
-/// that they were published for.
+/// (docs/internals/seeds.md, section 2). They are shown beside every verdict and held at the
+/// learning rates that they were published for.
 #pragma once
 #include <span>
 #include <string>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// A golden: the numbers of an earlier accepted run and the record of their origin, as plain data
-/// and as a JSON file (docs/goldens.md, docs/golden.schema.json).
+/// and as a JSON file (docs/reference/goldens.md, docs/reference/golden.schema.json).
 #pragma once
 #include <cstddef>
 #include <filesystem>

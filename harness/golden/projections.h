@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Sums of a tensor's elements with random signs. Unlike a norm they see where a value stands and
-/// which sign it has (docs/goldens.md, "Projections").
+/// which sign it has (docs/reference/goldens.md, "Projections").
 #pragma once
 #include <array>
 #include <cstddef>
@@ -16,7 +16,7 @@ using Projections = std::array<double, kProjections>;
 
 /// The distance of the projections of two tensors may be this many times the distance of the
 /// tensors themselves: of tensors at their limit fewer than one in 3.5e8 is further off
-/// (docs/goldens.md).
+/// (docs/reference/goldens.md).
 inline constexpr double kProjectedFactor = 8;
 
 /// Adds what one rank holds of a tensor to its sums.

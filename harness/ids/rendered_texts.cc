@@ -66,7 +66,7 @@ constexpr std::array kPages = {
         "for "
         "a word. The names are those of `cause.id` in report.json ([report](report.md)), and "
         "`isoshard explain CAUSE` prints one. How causes are found is in "
-        "[detection](detection.md)."},
+        "[detection](../internals/detection.md)."},
     Page{"rule", "Rules",
          "A run that breaks a rule is vacuous or incomplete, or an input is refused, whatever its "
          "numbers are. This page lists the rules: what is said where one is broken, with example "
@@ -81,7 +81,7 @@ std::string rendered_page(std::string_view kind) {
   std::string rendered = fmt::format("# {}\n\n{}\n", page->title, wrapped(page->intro, ""));
   rendered +=
       wrapped(fmt::format("The page is made of harness/ids/{0}.cc by `ninja -C build ids_texts "
-                          "&& build/bin/ids_texts {0} > docs/{0}s.md`.",
+                          "&& build/bin/ids_texts {0} > docs/reference/{0}s.md`.",
                           kind),
               "");
   for (const NamedText& row : all_texts()) {

@@ -25,7 +25,8 @@ struct NamedText {
 /// One block for each id.
 [[nodiscard]] std::string rendered_texts();
 
-/// A page of docs/ on the findings, causes and rules of a table: "cause" makes docs/causes.md.
+/// A page of docs/ on the findings, causes and rules of a table: "cause" makes
+/// docs/reference/causes.md.
 [[nodiscard]] std::string rendered_page(std::string_view kind);
 
 }  // namespace isoshard

@@ -251,8 +251,8 @@ constexpr auto kRules = [] {
        "ones."},
       // ---- bundles ----
       {kFileForm, "file_form", "{problem}",
-       "A file must have the form that docs/bundle.md, docs/bundle.schema.json and "
-       "docs/report.md describe."},
+       "A file must have the form that docs/reference/bundle.md, docs/reference/bundle.schema.json "
+       "and docs/reference/report.md describe."},
       {kUnknownSchema, "unknown_schema",
        "the schema must be 1 or {newest}, which this program reads, got {got}",
        "A later schema may mean something else by the same fields."},

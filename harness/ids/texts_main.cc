@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Prints what texts_golden.txt must be (docs/design.md, "Ids and texts"), or a page of docs:
-/// ids_texts [cause|rule].
+/// Prints what texts_golden.txt must be (docs/internals/design.md, "Ids and texts"), or a page of
+/// docs: ids_texts [cause|rule].
 #include <cstdio>
 #include <string>
 

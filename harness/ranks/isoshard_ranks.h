@@ -3,14 +3,12 @@
  * Comparing with a reference bundle while a rank runs, for programs in any language:
  * libisoshard_ranks.so, in plain C. The reference's files are mapped, and not copied.
  *
- * Texts        JSON in UTF-8, as docs/bundle.md has it. Results stay valid until the next call on
- *              the same object.
- * Buffers      Contiguous elements in the machine's byte order, which are only read. They need no
- *              alignment.
- * Errors       Functions that can fail return null, and say why in isoshard_ranks_message. None
- *              prints, throws, or ends the process; but a reference that is shortened while it is
- *              mapped ends it.
- * Ranks        One object for each rank. An object is used by one thread at a time.
+ * Texts        JSON in UTF-8, as docs/reference/bundle.md has it. Results stay valid until the next
+ * call on the same object. Buffers      Contiguous elements in the machine's byte order, which are
+ * only read. They need no alignment. Errors       Functions that can fail return null, and say why
+ * in isoshard_ranks_message. None prints, throws, or ends the process; but a reference that is
+ * shortened while it is mapped ends it. Ranks        One object for each rank. An object is used by
+ * one thread at a time.
  *
  *     isoshard_ranks* ranks = isoshard_ranks_open(
  *         "{\"reference\": \"runs/reference\", \"rank\": 0, \"run\": \"5f3a\","

@@ -123,8 +123,8 @@ struct ReportExperiment {
 /// What `bench` timed, compared or swept.
 struct ReportBenchmark {
   std::string name;  ///< the slug of the case, or what was compared
-  /// "measured", "fits", "too large", "does not conform", "failed", "not run" (docs/bench.md),
-  /// "regression" or "unclear" (the machine itself was slower).
+  /// "measured", "fits", "too large", "does not conform", "failed", "not run"
+  /// (docs/reference/bench.md), "regression" or "unclear" (the machine itself was slower).
   std::string status;
   std::string text;       ///< the lines to show, each ended by a newline
   std::string json = {};  ///< of one configuration: what results_*.json holds; else empty

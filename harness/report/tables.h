@@ -26,7 +26,7 @@ struct Difference {
 
   [[nodiscard]] double relative() const noexcept;  ///< error_norm / norm; 0 if both are 0
   /// max_abs / norm. Over the first elements it is what seeds/000 publishes as relative difference
-  /// (docs/published.md).
+  /// (docs/internals/published.md).
   [[nodiscard]] double max_abs_by_norm() const noexcept;
 };
 [[nodiscard]] Difference difference_of(const Stats& stats);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The perturbed level: how far a run may be from the reference, derived from the reference's own
-/// response to one-ulp changes of its weights (docs/design.md section 6).
+/// response to one-ulp changes of its weights (docs/internals/design.md section 6).
 #pragma once
 #include <cstdint>
 
@@ -24,7 +24,7 @@ struct PerturbedTolerance {
 };
 
 /// How many responses a run may differ by: k, and 2.1 k in fp64 and fp32, where the sums of other
-/// kernels may round more than the reference's (docs/tolerances.md).
+/// kernels may round more than the reference's (docs/internals/tolerances.md).
 [[nodiscard]] double responses_allowed(double k, Dtype coarsest) noexcept;
 
 /// By how much more than 3 responses the error of `numel` independent elements must be allowed to

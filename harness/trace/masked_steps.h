@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Parameters after the steps of an optimizer: which elements are compared with the reference, and
-/// what is demanded of all others and of rows. docs/tolerances.md ("Adam", "Rows") derives it.
+/// what is demanded of all others and of rows. docs/internals/tolerances.md ("Adam", "Rows")
+/// derives it.
 ///
 /// Words. An element is *compared* where the reference's gradient was above its response in every
 /// step so far. A row is *untouched* where no token read it: its gradients and moments are exactly

@@ -72,7 +72,7 @@ struct Record {
   std::int64_t unmasked = -1;
   bool kept = false;  ///< bytes of the local tensor are in the rank's arena
   /// Not kept, and the statistics of its parts are those that a rank of another program made
-  /// against the reference (docs/bundle.md).
+  /// against the reference (docs/reference/bundle.md).
   bool compared = false;
   /// Of the kept bytes in the arena, 64-byte aligned; contiguous, row-major.
   std::int64_t offset = 0;

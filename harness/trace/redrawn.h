@@ -19,7 +19,7 @@ struct RedrawnSums {
 };
 
 /// Runs of the reference with its own weights, whose sums are cut at other places and added in
-/// other orders (docs/tolerances.md, "Redrawn runs").
+/// other orders (docs/internals/tolerances.md, "Redrawn runs").
 struct Redrawn {
   int runs = 0;  ///< 0: there are none
   /// By record, in the order of runs. A run that groups samples otherwise has no activations.

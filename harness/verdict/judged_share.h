@@ -12,8 +12,8 @@ namespace isoshard {
 [[nodiscard]] JudgedShare judged_share_of(std::span<const TensorComparison> tensors);
 
 /// The least share of stepped parameters that must be judged in the step where most is, and the
-/// largest share of gradients that may be insensitive (docs/tolerances.md has why, and what clean
-/// cases show).
+/// largest share of gradients that may be insensitive (docs/internals/tolerances.md has why, and
+/// what clean cases show).
 [[nodiscard]] double least_judged_share(Dtype coarsest) noexcept;
 [[nodiscard]] double most_insensitive_gradients() noexcept;
 

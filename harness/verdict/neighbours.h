@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// What the responses of other tensors say about how far one tensor may be off, where its own say
-/// too little (docs/tolerances.md).
+/// too little (docs/internals/tolerances.md).
 #pragma once
 #include <string_view>
 

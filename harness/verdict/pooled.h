@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Many tensors judged together: in 16 bits one of them hides a small factor in its roundings, and
-/// all of them do not (docs/tolerances.md, "Pooled statistics").
+/// all of them do not (docs/internals/tolerances.md, "Pooled statistics").
 #pragma once
 #include <vector>
 

@@ -36,7 +36,7 @@ struct PublishedBound {
 /// then no two correct runs have losses within the published bound. Nor need they where the loss is
 /// computed in 16 bits, in which a sum over tokens is rounded many times.
 ///
-/// Source   docs/seeds.md, sections 1 to 3.
+/// Source   docs/internals/seeds.md, sections 1 to 3.
 [[nodiscard]] std::vector<PublishedBound> published_bounds(
     const std::vector<TensorComparison>& tensors, Dtype coarsest,
     const std::function<double(const RecordKey&)>& response_of = {});

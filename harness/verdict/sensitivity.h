@@ -14,8 +14,8 @@ namespace isoshard {
 [[nodiscard]] bool is_second_moment(const RecordKey& key) noexcept;
 
 /// The largest scale error that a tolerance may make of an order of summands, or of the squares of
-/// gradients: 1e-9 in fp64, 1e-3 in fp32, 0.5 in bf16 and fp16 (docs/calibration.md has what clean
-/// runs show). In a second moment a factor 1 + c of gradients stands as (1 + c)^2.
+/// gradients: 1e-9 in fp64, 1e-3 in fp32, 0.5 in bf16 and fp16 (docs/internals/calibration.md has
+/// what clean runs show). In a second moment a factor 1 + c of gradients stands as (1 + c)^2.
 [[nodiscard]] double scale_ceiling(const RecordKey& key, Dtype coarsest) noexcept;
 
 /// The largest scale error that a comparison at level perturbed may overlook before the verdict is

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// docs/tolerances.md derives every number here.
+// docs/internals/tolerances.md derives every number here.
 #include "harness/verdict/tensor_tolerance.h"
 
 #include <fmt/format.h>
@@ -120,7 +120,7 @@ double error_of_gradients(const std::string& name, const ToleranceInputs& in) {
 /// step. Infinite where what is legal is as large as that, or where too few elements moved to say.
 ///
 /// Runs with moved weights are no measure of it in 16 bits: they begin an ulp away, which may be
-/// ten times the step. docs/tolerances.md ("Steps that are seen") derives the numbers.
+/// ten times the step. docs/internals/tolerances.md ("Steps that are seen") derives the numbers.
 double error_of_seen_step(const TensorComparison& c, const ToleranceInputs& in) {
   constexpr double kShare = 0.6, kShareOfRounded = 0.75;
   constexpr double kEverything = std::numeric_limits<double>::infinity();

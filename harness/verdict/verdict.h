@@ -204,7 +204,7 @@ struct Verdict {
   /// Nothing was compared from some step on, as whether it overflows depends on roundings.
   bool parted = false;
   /// Gradients of steps that the reference skipped, with infinities or NaNs: not judged
-  /// (docs/tolerances.md).
+  /// (docs/internals/tolerances.md).
   std::int64_t skipped = 0;
   std::int64_t weak = 0;  ///< of them, those that show too little (TensorComparison::weakness)
   bool shows_too_little = false;  ///< vacuous, and for these alone

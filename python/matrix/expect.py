@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each case is expected to do; all that is not named here is to conform.
 
-A defect names its heading in docs/found.md in front of the colon.
+A defect names its heading in docs/reference/found.md in front of the colon.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from .spec import Expected, Spec
 
 
 def _defect(heading: str, words: str) -> Expected:
-    return Expected("defect", f"{heading}: docs/found.md", words)
+    return Expected("defect", f"{heading}: docs/reference/found.md", words)
 
 
 def _refused(why: str, words: str) -> Expected:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 #: What a case may be expected to do. `defect` and `documented` are runs that differ from one
-#: process: by a bug of the framework (docs/found.md), or as its documentation says.
+#: process: by a bug of the framework (docs/reference/found.md), or as its documentation says.
 OUTCOMES = ("conforms", "refused", "defect", "documented")
 
 

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of docs/precision-measured.md: what both precisions say of scripts, scale errors and bugs.
+"""Makes the tables of docs/internals/precision-measured.md.
+
+They show the verdicts in both precisions on scripts, scale errors and bugs.
 
 python -m precision examples --output-dir runs/precision
 """

@@ -92,7 +92,7 @@ def _copy(bundle: Path, into: Path, run: str) -> None:
 
 
 def _compact(content: Any, run: str) -> str:
-    """One line for each record, without what docs/bundle.md lets a writer leave out."""
+    """One line for each record, without what docs/reference/bundle.md lets a writer leave out."""
     if "run" in content:
         content["run"] = run
     lines = []

@@ -16,7 +16,7 @@ from matrix.expect import RULES, expected_of
 from matrix.families import NAMES, all_specs, family
 from matrix.spec import OUTCOMES, Expected, Spec, mesh
 
-FOUND = Path(__file__).parents[2] / "docs" / "found.md"
+FOUND = Path(__file__).parents[2] / "docs" / "reference" / "found.md"
 CASES = list(all_specs())
 
 
@@ -44,7 +44,7 @@ def test_each_exception_says_why_and_is_about_a_case(rule: tuple[str, Expected])
     assert expected.words or expected.outcome == "conforms", "a rank that dies must not meet it"
     if expected.outcome == "defect":
         heading = expected.why.partition(":")[0]
-        assert f"## {heading}" in FOUND.read_text(), "docs/found.md must have each defect"
+        assert f"## {heading}" in FOUND.read_text(), "docs/reference/found.md must have each defect"
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A result as JSON: the fields of the tool of docs/seeds.md, section 4, and those that it leaves
-/// out (docs/bench.schema.json).
+/// A result as JSON: the fields of the tool of docs/internals/seeds.md, section 4, and those that
+/// it leaves out (docs/reference/bench.schema.json).
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 

@@ -10,8 +10,8 @@ namespace isoshard {
 
 using Lines = std::vector<std::string>;
 
-/// The mesh of dp x tp, drawn as docs/seeds.md's tool does, and the groups along each axis; with pp
-/// and cp one picture for each of their coordinates.
+/// The mesh of dp x tp, drawn as docs/internals/seeds.md's tool does, and the groups along each
+/// axis; with pp and cp one picture for each of their coordinates.
 [[nodiscard]] Lines mesh_lines(const Case& item);
 /// What will be timed.
 [[nodiscard]] Lines plan_lines(const BenchPlan& plan);

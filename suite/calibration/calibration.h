@@ -68,8 +68,8 @@ class Calibration {
   [[nodiscard]] const std::vector<FalseAlarm>& vacuous() const noexcept { return vacuous_; }
   [[nodiscard]] std::int64_t cases() const noexcept { return cases_; }
   [[nodiscard]] std::int64_t comparisons() const noexcept;
-  /// The table of docs/calibration.md: quantiles by dtype and measure, then every false alarm with
-  /// the command that repeats it.
+  /// The table of docs/internals/calibration.md: quantiles by dtype and measure, then every false
+  /// alarm with the command that repeats it.
   [[nodiscard]] std::string render() const;
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The runs of the guideline (docs/seeds.md, 5) at a size that trains on one machine.
+/// The runs of the guideline (docs/internals/seeds.md, 5) at a size that trains on one machine.
 #pragma once
 #include <cstdint>
 #include <string>

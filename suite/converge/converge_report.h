@@ -11,7 +11,7 @@ namespace isoshard {
 /// verdicts would have missed. Each line ends with a newline.
 [[nodiscard]] std::string convergence_text(const ConvergePlan& plan, const ConvergeResult& result);
 
-/// converge.json (docs/converge.schema.json).
+/// converge.json (docs/reference/converge.schema.json).
 [[nodiscard]] std::string convergence_json(const ConvergePlan& plan, const ConvergeResult& result);
 
 /// Writes converge.json and converge.txt to the plan's folder; nothing without one.

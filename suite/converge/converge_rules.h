@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The rules of the guideline (docs/seeds.md, 5), each by its name.
+/// The rules of the guideline (docs/internals/seeds.md, 5), each by its name.
 #pragma once
 #include <cstdint>
 #include <span>

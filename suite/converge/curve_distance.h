@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// How far apart two whole loss curves are, in a few numbers. docs/curves.md (Convergence)
-/// derives what is allowed of them.
+/// How far apart two whole loss curves are, in a few numbers. docs/internals/curves.md
+/// (Convergence) derives what is allowed of them.
 #pragma once
 #include <array>
 #include <cstddef>

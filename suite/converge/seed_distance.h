@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Whether runs with other random seeds than their controls' end where controls do.
-/// docs/curves.md (Convergence) derives it.
+/// docs/internals/curves.md (Convergence) derives it.
 #pragma once
 #include <cstddef>
 #include <span>

@@ -17,7 +17,8 @@ namespace isoshard {
 ///          UsageError if the point names addends that are not the group's ranks, each once, or an
 ///          order that is not written out here.
 /// Determinism   plain loops; the compiler may neither reorder nor contract them.
-/// Source   docs/reduction.md. Shares no code with src/core/comm: it is what src/core/comm is held
+/// Source   docs/internals/reduction.md. Shares no code with src/core/comm: it is what
+/// src/core/comm is held
 ///          to.
 [[nodiscard]] at::Tensor emulated_reduction(std::span<const at::Tensor> parts,
                                             const ReductionPoint& point);

@@ -52,11 +52,12 @@ std::vector<Contract> parse_contracts(std::string_view markdown) {
     if (!line.starts_with('|') || line.starts_with("| id |") || line.starts_with("|---")) continue;
     const auto cells = cells_of(line);
     if (cells.size() != 4)
-      throw FileError(fmt::format("docs/contracts.md: a row must have 4 cells, got {}: {}",
-                                  cells.size(), line));
+      throw FileError(fmt::format(
+          "docs/reference/contracts.md: a row must have 4 cells, got {}: {}", cells.size(), line));
     if (std::any_of(result.begin(), result.end(),
                     [&](const Contract& c) { return c.id == cells[0]; }))
-      throw FileError(fmt::format("docs/contracts.md: duplicate contract '{}'", cells[0]));
+      throw FileError(
+          fmt::format("docs/reference/contracts.md: duplicate contract '{}'", cells[0]));
     result.push_back({cells[0], cells[1], cells[2], cells[3]});
   }
   return result;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The contracts: each claim of the suite, the tests that prove it and the faults that break it,
-/// read from docs/contracts.md and docs/derivations.md, which are compiled in.
+/// read from docs/reference/contracts.md and docs/reference/derivations.md, which are compiled in.
 #pragma once
 #include <functional>
 #include <map>
@@ -27,11 +27,11 @@ struct ContractNames {
 };
 [[nodiscard]] ContractNames names_in(const std::string& cell);
 
-/// The rows of the table in docs/contracts.md, in its order.
+/// The rows of the table in docs/reference/contracts.md, in its order.
 [[nodiscard]] const std::vector<Contract>& contracts();
 
-/// The reason why the claim must hold: the section of docs/derivations.md (compiled in) with the
-/// longest heading that the id begins with. Empty if there is none.
+/// The reason why the claim must hold: the section of docs/reference/derivations.md (compiled in)
+/// with the longest heading that the id begins with. Empty if there is none.
 [[nodiscard]] std::string derivation_of(std::string_view contract_id);
 
 /// The sections of such a page, by heading ("## tp.row").

@@ -59,7 +59,8 @@ struct FaultHooks {
 /// One fault, or one benign variation.
 struct Fault {
   std::string id = {};  ///< as in the catalogue: dp_sum_missing
-  /// A missing or extra reduction, B wrong scale, ... (docs/faults.md); '-' for a benign variation.
+  /// A missing or extra reduction, B wrong scale, ... (docs/reference/faults.md); '-' for a benign
+  /// variation.
   char fault_class = '-';
   std::vector<std::string> subjects = {};  ///< on which it can be put
   std::string summary = {};                ///< the real bug in one sentence

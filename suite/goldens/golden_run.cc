@@ -81,7 +81,7 @@ std::vector<GoldenLine> lines_of(const Curve& curve) {
   return lines;
 }
 
-/// What each number of a curve may drift (docs/goldens.md).
+/// What each number of a curve may drift (docs/reference/goldens.md).
 void add_drift(std::vector<GoldenLine>& lines, const Curve& reference, const CurveBounds& bounds) {
   CurveSpread envelope;
   const auto widened = [&](double value, double spread, double ceiling) {

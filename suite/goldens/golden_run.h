@@ -45,9 +45,9 @@ inline constexpr int kAllSteps = std::numeric_limits<int>::max();
 /// drift.
 ///
 /// A curve may drift by 3 x the envelope of 5 perturbed runs of its reference (as in
-/// docs/curves.md, with its floor and ceilings); the norm of a step's tensor by what the tensor
-/// itself may be off. References are kept for goldens that share one. Parity: a subject conforms to
-/// its reference; the reference of a curve to ddp, run beside it without the fault.
+/// docs/internals/curves.md, with its floor and ceilings); the norm of a step's tensor by what the
+/// tensor itself may be off. References are kept for goldens that share one. Parity: a subject
+/// conforms to its reference; the reference of a curve to ddp, run beside it without the fault.
 class GoldenRecorder {
  public:
   GoldenRecorder() = default;

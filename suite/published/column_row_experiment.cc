@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Section 2.1 of docs/seeds.md 3: a column-parallel product is
+// Section 2.1 of docs/internals/seeds.md 3: a column-parallel product is
 // exact, a row-parallel one is not, and by how much.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
@@ -18,8 +18,8 @@
 namespace isoshard::detail {
 namespace {
 
-// What docs/seeds.md 3 prints for tp 4, bf16 and sums of 4096 products; they hold for per-hop and
-// pairwise rounding.
+// What docs/internals/seeds.md 3 prints for tp 4, bf16 and sums of 4096 products; they hold for
+// per-hop and pairwise rounding.
 constexpr double kPublished[3][2] = {{1e-4, 50.0}, {1e-3, 41.6}, {1e-2, 1.3}};
 constexpr double kPointsAllowed = 1.5;
 constexpr std::int64_t kPublishedTerms = 4096, kRowsPerBlock = 1024;
@@ -125,8 +125,8 @@ void print_probe(Findings& findings, const nlohmann::json& probe) {
                                  probe.at("max").get<double>())));
 }
 
-// One world for each tp: every dtype and shape. bf16 must be exact (docs/facts.md); the others are
-// told as they are.
+// One world for each tp: every dtype and shape. bf16 must be exact (docs/internals/facts.md); the
+// others are told as they are.
 void run_probes(Findings& findings, const ExperimentSettings& s) {
   findings.line("Column-parallel output against its part of the whole product");
   findings.line(

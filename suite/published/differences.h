@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The statistics of the published tables (docs/experiments.md): how far two tensors are apart,
-/// element by element.
+/// The statistics of the published tables (docs/internals/experiments.md): how far two tensors are
+/// apart, element by element.
 #pragma once
 #include <ATen/core/Tensor.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The experiments of docs/experiments.md: how far tensor parallelism moves a forward pass, and
-/// why.
+/// The experiments of docs/internals/experiments.md: how far tensor parallelism moves a forward
+/// pass, and why.
 ///
 /// Each runs on forked ranks with the real communicator and the real layers of
 /// src/subjects/parallel; rank 0 also runs the single process's ops, and compares. Inputs and

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sections 3 to 6 of docs/seeds.md 3: how the difference grows over the layers of a transformer.
+// Sections 3 to 6 of docs/internals/seeds.md 3: how the difference grows over the layers of a
+// transformer.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>
@@ -12,7 +13,7 @@
 namespace isoshard::detail {
 namespace {
 
-// docs/seeds.md 3, section 7.
+// docs/internals/seeds.md 3, section 7.
 constexpr double kFp32Atol = 1e-3, kBf16Atol = 0.15;
 
 std::vector<double> first_values(const at::Tensor& x_BSH) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Section 1 of docs/seeds.md 3: shards of every tp, gathered, are the same weights.
+// Section 1 of docs/internals/seeds.md 3: shards of every tp, gathered, are the same weights.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <fmt/ranges.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// What seeds/000 published, and how far a run of that size may be from it (docs/published.md).
+/// What seeds/000 published, and how far a run of that size may be from it
+/// (docs/internals/published.md).
 #pragma once
 #include <string>
 #include <vector>

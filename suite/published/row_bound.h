@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// The largest difference between a row-parallel product and the unsharded product, derived in
-/// docs/tolerances.md.
+/// docs/internals/tolerances.md.
 #pragma once
 #include <ATen/core/Tensor.h>
 
@@ -14,7 +14,7 @@ namespace isoshard {
 /// Shapes   x [M,K], weight [N,K], both as the layers see them; returns fp64 [M,N].
 /// Errors   UsageError if tp does not divide K, or for a dtype that is not floating-point or the
 ///          order native.
-/// Source   docs/tolerances.md, "Row-parallel products".
+/// Source   docs/internals/tolerances.md, "Row-parallel products".
 [[nodiscard]] at::Tensor row_parallel_bound(const at::Tensor& x_MK, const at::Tensor& weight_NK,
                                             int tp, Dtype dtype, ReductionOrder order);
 

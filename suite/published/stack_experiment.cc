@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Section 2.2 of docs/seeds.md 3: column-row pairs one after the other, h = (h W_col^T) W_row^T.
+// Section 2.2 of docs/internals/seeds.md 3: column-row pairs one after the other, h = (h W_col^T)
+// W_row^T.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <nlohmann/json.hpp>

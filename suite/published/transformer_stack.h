@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-/// Megatron-Core's transformer block without embedding and head, as docs/seeds.md 3 measured it:
-/// LayerNorm, fused q, k, v, causal softmax attention, output projection, residual, LayerNorm, fc1,
-/// gelu, fc2, residual; a LayerNorm at the end. All linear layers have biases, which start as
-/// zeros.
+/// Megatron-Core's transformer block without embedding and head, as docs/internals/seeds.md 3
+/// measured it: LayerNorm, fused q, k, v, causal softmax attention, output projection, residual,
+/// LayerNorm, fc1, gelu, fc2, residual; a LayerNorm at the end. All linear layers have biases,
+/// which start as zeros.
 ///
 /// B batch, S sequence, H hidden, N heads, D head dim, F ffn.
 #pragma once

@@ -11,8 +11,8 @@
 namespace isoshard {
 
 /// What each rank of the case must call in each step, from the start of its forward pass to the end
-/// of the optimizer's step. Written from NumericsSpec and from docs/subjects.md alone: it shares no
-/// code with what makes the calls.
+/// of the optimizer's step. Written from NumericsSpec and from docs/reference/subjects.md alone: it
+/// shares no code with what makes the calls.
 ///
 /// Order is that of each axis. Calls on different axes may overlap, and gradients are reduced while
 /// backward still runs: their order against each other is free. The sizes of buckets that DDP makes

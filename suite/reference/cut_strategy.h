@@ -43,7 +43,7 @@ class CutStrategy : public Strategy {
 /// Which kernel a library takes depends on the shape of a product. The one for few tokens or few
 /// outputs may add all terms into one accumulator, where the one for more uses many: that is
 /// another size of errors, not another draw of them. So are those of the other two
-/// (docs/tolerances.md, "Pieces"). Determinism  bit-equal between calls.
+/// (docs/internals/tolerances.md, "Pieces"). Determinism  bit-equal between calls.
 class EqualPieces final : public CutStrategy {
  public:
   static constexpr std::int64_t kTokenPieces = 8;

@@ -19,7 +19,7 @@
 
 namespace isoshard {
 
-/// Redrawn runs that a reference gets (docs/tolerances.md, "Redrawn runs").
+/// Redrawn runs that a reference gets (docs/internals/tolerances.md, "Redrawn runs").
 inline constexpr int kRedrawnRuns = 32;
 
 /// The unsharded strategy whose sums are cut at places drawn by a seed, and added in an order drawn

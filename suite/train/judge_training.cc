@@ -22,7 +22,7 @@ namespace isoshard {
 namespace {
 
 // In bf16 runs of SGD at 0.1 that differ by roundings are 3 % apart after 30 steps
-// (docs/goldens.md).
+// (docs/reference/goldens.md).
 constexpr double kAdamWLargestRate = 1e-3, kSgdLargestRate = 0.1, kSgdLargestRateIn16Bits = 0.02;
 
 std::string in_words(const NonFiniteStep& found) {

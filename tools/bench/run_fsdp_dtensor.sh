@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
-# One side of a matched comparison (docs/bench.md): the other one is the script beside this one.
-# Both take the same variables, with the same defaults:
+# One side of a matched comparison (docs/reference/bench.md): the other one is the script beside
+# this one. Both take the same variables, with the same defaults:
 #   DP_SIZE=2 TP_SIZE=4 MODEL_NAME=small tools/bench/run_fsdp_dtensor.sh [more flags]
 set -eu
 tree=$(cd "$(dirname "$0")/../.." && pwd)

@@ -3,7 +3,7 @@
 """Verdict corpus: does a change of the judge change a verdict?
 
 It judges stored runs, or whole runs of this program, and compares what the verdicts say with the
-answers that were recorded in fixtures/corpus (docs/corpus.md).
+answers that were recorded in fixtures/corpus (docs/internals/corpus.md).
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 """Mutation score: how many small wrong changes of src/ do verify and the tests find?
 
 Seeded mutants are compiled into one build of a copy of this tree, each behind a switch that an
-environment variable turns on, so that a mutant costs a run and no build (docs/mutation.md).
+environment variable turns on, so that a mutant costs a run and no build
+(docs/internals/mutation.md).
 """
 
 from __future__ import annotations

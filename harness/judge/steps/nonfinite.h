@@ -20,7 +20,7 @@ namespace isoshard::detail {
 /// not finite. But the first one must have a reason: numbers of the reference that are not finite,
 /// or within a factor of 8 of the largest one, in it or in the gradients next to it. A parameter's
 /// gradient is made of those of activations, and nothing but its sum over micro-batches is made of
-/// it. docs/tolerances.md ("Skipped steps") has the rule.
+/// it. docs/internals/tolerances.md ("Skipped steps") has the rule.
 ///
 /// One object a run: tensors come in the reference's order.
 class NonfiniteGradients {

@@ -10,8 +10,8 @@ namespace isoshard::html {
 /// anything else its lines.
 [[nodiscard]] std::string benchmark_of(const nlohmann::json& item);
 
-/// A table of collectives by purpose, of rows as results_*.json has them (docs/bench.md); empty
-/// where none took time.
+/// A table of collectives by purpose, of rows as results_*.json has them (docs/reference/bench.md);
+/// empty where none took time.
 [[nodiscard]] std::string collectives_of(const nlohmann::json& rows, const std::string& caption);
 
 }  // namespace isoshard::html

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A report for programs to read: report.json, schema 2 (docs/report.md, docs/report.schema.json).
+/// A report for programs to read: report.json, schema 2 (docs/reference/report.md,
+/// docs/reference/report.schema.json).
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tables as JSON (docs/report.md).
+// Tables as JSON (docs/reference/report.md).
 #include <cmath>
 #include <nlohmann/json.hpp>
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The verdict as JSON (docs/report.md).
+/// The verdict as JSON (docs/reference/report.md).
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-/// A verdict and tables as JSON (docs/report.md). NaN and infinities, which JSON does not have, are
-/// strings.
+/// A verdict and tables as JSON (docs/reference/report.md). NaN and infinities, which JSON does not
+/// have, are strings.
 #pragma once
 #include <nlohmann/json_fwd.hpp>
 

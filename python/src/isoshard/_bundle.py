@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bundles on disk (docs/bundle.md, schema 2): writing a rank's files, sealing, reading."""
+"""Writes, seals and reads bundles on disk (docs/reference/bundle.md, schema 2)."""
 
 from __future__ import annotations
 
@@ -332,8 +332,9 @@ def checked(directory: Path) -> Iterator[None]:
         ValueError,
     ) as error:
         raise BundleError(
-            f"The files of a bundle must be as docs/bundle.md says, got {type(error).__name__}: "
-            f"{error} in reading {directory}. Ask isoshard bundle check about it."
+            "The files of a bundle must be as docs/reference/bundle.md says, "
+            f"got {type(error).__name__}: {error} in reading {directory}. "
+            "Ask isoshard bundle check about it."
         ) from error
 
 

@@ -175,7 +175,7 @@ def record(
 
 
 def enter_float64() -> None:
-    """Turns this process into one that computes in float64, for good (docs/precision.md).
+    """Turns this process into one that computes in float64, for good (docs/reference/precision.md).
 
     It must come before the model and its data are made, best right after `import torch`: what is
     imported later is imported with the real dtypes, as it has to be.

@@ -140,7 +140,7 @@ def check(
         workers: worker processes other than the shared ones.
         keep: a folder for bundles and reports (report/report.html and .json, and the same in
             float64/); None: they are removed.
-        precision: "native", "float64" (the same computed in float64, docs/precision.md) or
+        precision: "native", "float64" (all in float64, docs/reference/precision.md) or
             "both"; None: ISOSHARD_PRECISION, or both.
         generic_weights: move all weights that build() makes at random, in all processes alike, so
             that no norm weight is 1 and no bias 0. False where parallelize makes or loads weights

@@ -3,8 +3,8 @@
 
 A kernel for few rows or few outputs may add up a long sum in one accumulator, where that for more
 of them takes many. A run of many ranks has fewer rows and outputs a rank than one process, and so
-other roundings, which weights that are moved by one ulp do not show. docs/tolerances.md ("Pieces")
-has the figures.
+other roundings, which weights that are moved by one ulp do not show. docs/internals/tolerances.md
+("Pieces") has the figures.
 
 Torch rounds the probabilities of a loss to the digits of a logit, and runs with moved weights may
 all round one alike. So they compute the loss from shifted logits, which rounds it anew.

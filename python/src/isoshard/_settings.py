@@ -74,7 +74,7 @@ def package_version() -> str:
 
 
 def optimizer_settings(*optimizers: torch.optim.Optimizer) -> dict[str, Any]:
-    """Kind and hyperparameters of an optimizer, or of several, under the names of docs/report.md.
+    """Kind and hyperparameters of optimizers, under the names of docs/reference/report.md.
 
     Where groups of parameters differ, the numbers are those that allow the largest step, because
     the judge bounds by them what a step may move (harness/trace/masked_steps.h). Other

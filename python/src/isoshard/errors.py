@@ -25,7 +25,7 @@ class RunError(IsoshardError, RuntimeError):
 
 
 class BundleError(IsoshardError, ValueError):
-    """The files of a bundle are not as docs/bundle.md says."""
+    """The files of a bundle are not as docs/reference/bundle.md says."""
 
 
 class CheckpointError(IsoshardError, ValueError):

@@ -19,10 +19,10 @@ namespace isoshard {
 enum class Reduction : std::uint8_t { kSum, kAvg, kMin, kMax };
 [[nodiscard]] std::string_view name_of(Reduction reduction) noexcept;
 
-/// In which order and precision a reduction adds; docs/reduction.md has the formulas. kOrdered:
-/// rank order; accumulator fp64 for fp64, fp32 for fp32, bf16 and fp16, the type itself for
-/// integers; avg divides in the accumulator by the group size; one rounding at the end. kRing: a
-/// rounding to the dtype at every rank, along a ring that starts elsewhere for each chunk. kTree:
+/// In which order and precision a reduction adds; docs/internals/reduction.md has the formulas.
+/// kOrdered: rank order; accumulator fp64 for fp64, fp32 for fp32, bf16 and fp16, the type itself
+/// for integers; avg divides in the accumulator by the group size; one rounding at the end. kRing:
+/// a rounding to the dtype at every rank, along a ring that starts elsewhere for each chunk. kTree:
 /// pairs, then pairs of pairs, a rounding each. Both divide for avg after all additions. kNative:
 /// the order of the library below, if there is one.
 enum class ReductionOrder : std::uint8_t { kOrdered, kRing, kTree, kNative };

@@ -24,19 +24,19 @@ namespace isoshard {
 /// Ranks     local. `output` may be one of the sources.
 /// Determinism  element by element: neither the count nor the alignment changes a bit (NaN payloads
 ///              are not promised).
-/// Source    docs/reduction.md, "ordered".
+/// Source    docs/internals/reduction.md, "ordered".
 void reduce_ordered(Reduction reduction, Dtype dtype, std::span<const std::byte* const> sources,
                     std::byte* output, std::int64_t count);
 
 /// As reduce_ordered, but with a rounding to the dtype after each addition: output[i] = y_{n-1}
 /// with y_0 = sources[0][i], y_s = round(y_{s-1} + sources[s][i]); avg = round(y_{n-1} / n).
-/// Source    docs/reduction.md, "ring": the sources in the order of the hops.
+/// Source    docs/internals/reduction.md, "ring": the sources in the order of the hops.
 void reduce_in_hops(Reduction reduction, Dtype dtype, std::span<const std::byte* const> sources,
                     std::byte* output, std::int64_t count);
 
 /// As reduce_in_hops, but neighbors are added in pairs, then pairs of pairs. A source without a
 /// partner waits for the next level.
-/// Source    docs/reduction.md, "tree".
+/// Source    docs/internals/reduction.md, "tree".
 void reduce_in_pairs(Reduction reduction, Dtype dtype, std::span<const std::byte* const> sources,
                      std::byte* output, std::int64_t count);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// The ordered reduction against a scalar computation written from docs/reduction.md.
+/// The ordered reduction against a scalar computation written from docs/internals/reduction.md.
 #include "core/comm/reduce.h"
 
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// One step of a reduction on one element, as code of the CPU and kernels of CUDA both call it:
-/// docs/reduction.md's rounding, combining and storing, in one place.
+/// docs/internals/reduction.md's rounding, combining and storing, in one place.
 #pragma once
 #include <concepts>
 #include <cstdint>

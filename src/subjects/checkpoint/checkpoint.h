@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /// A training run on disk, between two steps, readable by any mesh and any subject
-/// (docs/checkpoints.md has the format).
+/// (docs/reference/checkpoints.md has the format).
 ///
 /// Terms. Whole: a tensor of the model as one process has it, under its Hugging Face name. Stepped:
 /// the tensor that the optimizer updates, which is the master of a parameter if there is one of

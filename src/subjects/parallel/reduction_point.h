@@ -31,7 +31,8 @@ struct ReductionPoint {
   /// Of every rank's values before they are added, and of the sum, both in the dtype in which
   /// values are added
   ReductionFactor before, after;
-  /// kRing: sizes of the group ranks' chunks; empty: equal ones, as docs/reduction.md says
+  /// kRing: sizes of the group ranks' chunks; empty: equal ones, as docs/internals/reduction.md
+  /// says
   std::vector<std::int64_t> chunks;
 };
 

@@ -23,10 +23,10 @@ enum class LossMean : std::uint8_t { kGlobal, kLocal, kSum, kMicroBatch };
 [[nodiscard]] LossMean parse_loss_mean(std::string_view name);
 
 /// Where the average of gradients over n dp ranks divides. kInCollective: in the reduction, before
-/// its rounding (docs/reduction.md). All others reduce a sum, and scale values in the dtype that is
-/// reduced, each time with a rounding: kMultiplyFirst by 1 / n before the sum, kDivideFirst by n
-/// before it; kMultiplyLast and kDivideLast the same after it; kDivideAround by about the root of n
-/// before it and by the rest after it.
+/// its rounding (docs/internals/reduction.md). All others reduce a sum, and scale values in the
+/// dtype that is reduced, each time with a rounding: kMultiplyFirst by 1 / n before the sum,
+/// kDivideFirst by n before it; kMultiplyLast and kDivideLast the same after it; kDivideAround by
+/// about the root of n before it and by the rest after it.
 enum class GradAverage : std::uint8_t {
   kInCollective,
   kMultiplyFirst,

@@ -116,7 +116,7 @@ class Trainer {
   /// `weights`, which must be those of the checkpoint (CheckpointWeights); optimizer state, steps
   /// and random streams are the checkpoint's. The state is recorded as that of the last step done;
   /// of a checkpoint of step 0, as setup does.
-  /// Errors   FileError that starts with the file (docs/checkpoints.md lists them).
+  /// Errors   FileError that starts with the file (docs/reference/checkpoints.md lists them).
   void resume(const std::filesystem::path& folder);
   /// Writes a checkpoint for resume. Call it between steps.   Errors   as CheckpointIo::write.
   void save(const std::filesystem::path& folder) const;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-/// How much memory a rank's tensors take, by formula: what docs/bench.md derives.
+/// How much memory a rank's tensors take, by formula: what docs/reference/bench.md derives.
 ///
 /// Terms. Elements of a rank: P, what it holds of the parameters after the split over tp and pp.
 /// e, m, r: bytes of an element of parameters as forward reads them, of masters (what the optimizer

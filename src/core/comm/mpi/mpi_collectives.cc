@@ -4,7 +4,8 @@
 /// Small all-reduces travel with the announcement: every rank adds all for itself. Larger ones go
 /// in chunks; a chunk is cut into one slice per rank, which receives the slices of the others, adds
 /// them and sends the result to all. The inputs of the next chunk are under way together with the
-/// results of this one. Where the chunks and slices lie changes no bit (docs/reduction.md).
+/// results of this one. Where the chunks and slices lie changes no bit
+/// (docs/internals/reduction.md).
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -11,8 +11,8 @@ namespace isoshard {
 
 /// Starts CUDA in this process, which must not fork afterwards. Where the host has fewer GPUs than
 /// ranks, it sets the variables with which NCCL lets ranks share one, unless they are set:
-/// each rank says that it is a host of its own, and bytes go through sockets (docs/nccl.md).
-/// Errors   GpuError.
+/// each rank says that it is a host of its own, and bytes go through sockets
+/// (docs/reference/nccl.md). Errors   GpuError.
 [[nodiscard]] std::shared_ptr<GpuApi> make_cuda_api(int local_rank, int local_size);
 
 /// Backend nccl is there from now on. Called by main(), before any rank; starts nothing.

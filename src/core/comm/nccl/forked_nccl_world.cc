@@ -54,7 +54,8 @@ class ForkedNcclWorld final : public CommWorld {
   std::unique_ptr<Communicator> communicator(int rank) override {
     if (rank < 0 || rank >= size_)
       throw UsageError(fmt::format("the rank must be from 0 to {}, got {}", size_ - 1, rank));
-    if (!gpu_api()) throw NotBuiltError("backend nccl is not part of this program (docs/gpu.md)");
+    if (!gpu_api())
+      throw NotBuiltError("backend nccl is not part of this program (docs/reference/gpu.md)");
     const std::shared_ptr<GpuApi> api = gpu_api()(rank, size_);
     const int devices = api->num_devices();
     if (devices == 0) {

@@ -38,7 +38,7 @@ ISOSHARD_HOST_DEVICE inline reduction::Accumulator<T> source_of(const GatheredRe
   return reduction::widen(reinterpret_cast<const T*>(piece)[i]);
 }
 
-/// docs/reduction.md, "ordered".
+/// docs/internals/reduction.md, "ordered".
 template <class T, Reduction kReduction>
 ISOSHARD_HOST_DEVICE inline T ordered_element(const GatheredReduction& task, std::int64_t i) {
   reduction::Accumulator<T> sum = source_of<T>(task, 0, i);
@@ -47,7 +47,8 @@ ISOSHARD_HOST_DEVICE inline T ordered_element(const GatheredReduction& task, std
   return reduction::finish<T, kReduction>(sum, task.num_sources);
 }
 
-/// docs/reduction.md, "ring": from the rank after the last one around to it, rounded at each.
+/// docs/internals/reduction.md, "ring": from the rank after the last one around to it, rounded at
+/// each.
 template <class T, Reduction kReduction>
 ISOSHARD_HOST_DEVICE inline T ring_element(const GatheredReduction& task, std::int64_t i) {
   const int last =
@@ -62,9 +63,9 @@ ISOSHARD_HOST_DEVICE inline T ring_element(const GatheredReduction& task, std::i
   return reduction::finish<T, kReduction>(sum, task.num_sources);
 }
 
-/// docs/reduction.md, "tree". The sums that wait for a partner are those of blocks of the powers of
-/// two that the number of sources so far is made of, as a counter carries its bits; those that are
-/// left at the end have waited for the next levels, the smallest first.
+/// docs/internals/reduction.md, "tree". The sums that wait for a partner are those of blocks of the
+/// powers of two that the number of sources so far is made of, as a counter carries its bits; those
+/// that are left at the end have waited for the next levels, the smallest first.
 template <class T, Reduction kReduction>
 ISOSHARD_HOST_DEVICE inline T tree_element(const GatheredReduction& task, std::int64_t i) {
   reduction::Accumulator<T> waiting[kMaxTreeLevels];  // NOLINT: filled below num_waiting

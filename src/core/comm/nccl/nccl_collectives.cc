@@ -4,7 +4,7 @@
 /// Small all-reduces gather everything on every rank, which adds all for itself. Larger ones go in
 /// chunks; a chunk is cut into one slice per rank, which receives the slices of the others, adds
 /// them in a kernel and sends the result to all. Where the chunks and slices lie changes no bit
-/// (docs/reduction.md).
+/// (docs/internals/reduction.md).
 #include <fmt/format.h>
 
 #include <algorithm>

@@ -19,7 +19,7 @@ namespace {
 
 constexpr std::string_view kNotBuilt =
     "backend nccl is not part of this program; use shm, which needs no GPU, or build with CUDA and "
-    "NCCL (./isoshard --gpu, docs/gpu.md) and run isoshard-gpu";
+    "NCCL (./isoshard --gpu, docs/reference/gpu.md) and run isoshard-gpu";
 
 GpuApiFactory& factory() {
   static GpuApiFactory made;

@@ -7,7 +7,7 @@ namespace isoshard {
 
 /// As `with torch.autocast(device, dtype)`: linear layers, matrix products and attention round
 /// their inputs to `dtype` and give `dtype`; every other op of our models runs in the type of its
-/// inputs, mixed ones in the wider (docs/models.md lists them).
+/// inputs, mixed ones in the wider (docs/reference/models.md lists them).
 ///
 /// Requires     the scope ends on the thread that began it, before backward.
 /// Guarantees   restores what was set before; the casts of parameters that autocast keeps are

@@ -49,7 +49,7 @@ struct LossOptions {
 /// With `tp` the logits are this rank's columns; columns beyond shard.count are padding, which
 /// enters nothing and gets a gradient of zero. Logits of the whole vocabulary are computed as torch
 /// does (one log_softmax kernel a block); split logits are computed from each row's maximum and sum
-/// of exponentials, so the two differ by roundings (docs/models.md has both in full).
+/// of exponentials, so the two differ by roundings (docs/reference/models.md has both in full).
 ///
 /// Shapes   logits [B,S,V] (with tp: [B,S,shard.rows]); targets int64 [B,S] in the whole
 ///          vocabulary, -100 is not counted; weight [B] in fp64.

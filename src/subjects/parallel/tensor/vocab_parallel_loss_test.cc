@@ -140,8 +140,8 @@ INSTANTIATE_TEST_SUITE_P(Degrees, VocabParallelCrossEntropy,
                                   (std::get<1>(degree.param) > 0 ? "_smoothed" : "");
                          });
 
-// docs/tolerances.md: a token's loss is within (2 max|z| + V + tp + 4) u. A column that is lost
-// leaves that bound.
+// docs/internals/tolerances.md: a token's loss is within (2 max|z| + V + tp + 4) u. A column that
+// is lost leaves that bound.
 TEST(VocabParallelLoss, InFp32IsWithinItsAnalyticBound) {
   const Batch batch;
   const at::Tensor logits = batch.logits_BSV.to(at::kFloat);

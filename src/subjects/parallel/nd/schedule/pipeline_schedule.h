@@ -120,7 +120,8 @@ void require_filled(const PipelineSpec& spec);
 /// Determinism   a function of the spec.
 /// Source        torch 2.11, distributed/pipelining/schedules.py: the same actions in the same
 ///               order on every rank, by fixtures/oracle/pipeline_schedules. Interleaved1F1B on a V
-///               is ours: torch has no such schedule. docs/subjects.md names the differences.
+///               is ours: torch has no such schedule. docs/reference/subjects.md names the
+///               differences.
 [[nodiscard]] PipelineSchedule make_schedule(const PipelineSpec& spec);
 
 /// By rank, how many forward activations (each of one stage and micro-batch) may be alive at once.
