@@ -23,6 +23,8 @@ from .errors import BundleError, IsoshardError, RecordError
 SCHEMA = 2
 MANIFEST = "manifest.json"
 RESPONSES = "responses.json"
+#: How the name of a gradient ends that is recorded as the optimizer reads it.
+CLIPPED = ".clipped"
 #: Names of files that say which run is being written.
 _CLAIM = ".writing-"
 

@@ -34,6 +34,8 @@ from ._what_differs import WhatDiffers
 from .errors import RecordError, UsageError
 
 _SAMPLE_KINDS = ("activation", "activation_grad", "data_id")
+#: Scalars that are recorded with the gradients.
+_OF_GRADIENTS = [("scalar", name) for name in ("loss", "loss_per_dp_rank", "grad_norm")]
 _WAIT_VARIABLE = "ISOSHARD_WAIT_SECONDS"
 
 
@@ -158,9 +160,11 @@ class Recorder:
         micro: int | None = None,
         call: int | None = None,
         is_final: bool = False,
+        ending: str = "",
     ) -> None:
         """Records a tensor; `layout` is what is known of its place if it is no DTensor.
 
+        `ending` is added to the name of the record. The options and filters go by `name` alone.
         `is_final`: nothing changes it before the step ends, so that it is not copied.
         Tensors of several micro-batches (`micro`) with the same name and call become one record
         at the end of the step (isoshard._micro_batches).
@@ -178,10 +182,13 @@ class Recorder:
                     return
                 if isinstance(result, Mapping):
                     for part, tensor in result.items():
-                        self._add(kind, part, tensor, layout, grad_scale, micro, call, False)
+                        self._add(
+                            kind, part, tensor, layout, grad_scale, micro, call, False, ending
+                        )
                     return
                 value = result
-            self._add(kind, name, value.detach(), layout, grad_scale, micro, call, is_final)
+            tensor = value.detach()
+            self._add(kind, name, tensor, layout, grad_scale, micro, call, is_final, ending)
 
     def scalar(self, name: str, value: Any, *, layout: Layout = "replicate") -> None:
         """Records a number, in fp64."""
@@ -212,18 +219,20 @@ class Recorder:
         micro: int | None,
         call: int | None,
         is_final: bool,
+        ending: str = "",
     ) -> None:
         what = f"{kind}/{name}"
         is_number = kind == "optimizer" and layout == "replicate"  # it has no dim to be cut
         said = None if is_number else self.options.layout(kind, name)
         local = local_of(value)
+        whole = name + ending
         if call is None:
-            call = self._calls.get((kind, name), 0)
-        self._calls[(kind, name)] = call + 1
+            call = self._calls.get((kind, whole), 0)
+        self._calls[(kind, whole)] = call + 1
         self.dtypes.see(kind, name, local.dtype)
         record: dict[str, Any] = {
             "kind": kind,
-            "name": name,
+            "name": whole,
             "call": call,
             "dtype": dtype_name(local.dtype, what),
             "local_shape": list(local.shape),
@@ -407,6 +416,15 @@ class Recorder:
         self._entries = [e for e in self._entries if e.record["kind"] == "param"]
         self._calls = {key: n for key, n in self._calls.items() if key[0] == "param"}
         self.journal.take()
+
+    def forget_gradients(self) -> None:
+        """Forgets the gradients of the current step, their norm, and the loss."""
+
+        def is_kept(kind: str, name: str) -> bool:
+            return kind != "grad" and (kind, name) not in _OF_GRADIENTS
+
+        self._entries = [e for e in self._entries if is_kept(e.record["kind"], e.record["name"])]
+        self._calls = {key: n for key, n in self._calls.items() if is_kept(*key)}
 
     def forget_micro_batches(self, numbers: Collection[int]) -> None:
         """Forgets what these micro-batches of the current step have recorded."""

@@ -98,6 +98,7 @@ def settle(reference: Path, run: Path) -> list[str]:
                 for bundle, rank in [(reference, 0), *((run, rank) for rank in range(size))]
             )
             _settle_inputs(wanted, ranks, near)
+            _settle_clipped(wanted, ranks)
             if is_whole:
                 in_run, in_reference = _settle_idle(wanted, ranks)
                 idle.update(dict.fromkeys(in_run))
@@ -196,6 +197,29 @@ def _nearest(wanted: torch.Tensor, tensor: torch.Tensor) -> tuple[torch.Tensor |
 _Records = dict[str, dict[str, Any]]  # by KIND/NAME/CALL
 
 
+def _settle_clipped(wanted: _Rank, ranks: Sequence[_Rank]) -> None:
+    """Adds the gradients that the optimizer reads on ranks that have clipped none.
+
+    They are recorded only where they were clipped. Elsewhere they are the gradients themselves.
+    """
+    having = [rank for rank in (wanted, *ranks) if any(map(_is_clipped, rank.content["records"]))]
+    for rank in ranks if having else ():
+        if rank in having:
+            continue
+        gradients = [record for record in rank.content["records"] if record["kind"] == "grad"]
+        for record in gradients:
+            tensor = rank.tensor(record)
+            assert tensor is not None
+            added = {**record, "name": record["name"] + _bundle.CLIPPED}
+            rank.content["records"].append(added)
+            rank.changed[_name_of(added)] = tensor
+            rank.is_changed = True
+
+
+def _is_clipped(record: dict[str, Any]) -> bool:
+    return bool(record["kind"] == "grad" and record["name"].endswith(_bundle.CLIPPED))
+
+
 def _settle_idle(wanted: _Rank, ranks: Sequence[_Rank]) -> tuple[list[str], list[str]]:
     """Treats an all-zero gradient or state on one side as equal to a missing one on the other.
 
@@ -231,7 +255,9 @@ def _of_parameters(rank: _Rank) -> dict[str, _Records]:
         name = record["name"]
         if record["kind"] == "optimizer" and not name.endswith(".hyperparameters"):
             name = name.rpartition(".")[0]
-        elif record["kind"] != "grad":
+        elif record["kind"] == "grad":
+            name = name.removesuffix(_bundle.CLIPPED)
+        else:
             continue
         found.setdefault(name, {})[_name_of(record)] = record
     return found
