@@ -43,10 +43,17 @@ class GradientWatch(dispatch.TorchDispatchMode):
     It is below all modes that the script has entered, so that these may end while it looks.
     """
 
-    def __init__(self, gradients: Callable[[], Iterable[tuple[str, torch.Tensor]]]) -> None:
-        """`gradients` gives what the parameters have as their `grad`, by name."""
+    def __init__(
+        self,
+        gradients: Callable[[], Iterable[tuple[str, torch.Tensor]]],
+        on_clipping: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`gradients` gives what the parameters have as their `grad`, by name.
+
+        `on_clipping` is called in the operator that clips.
+        """
         super().__init__()
-        self._gradients = gradients
+        self._gradients, self._on_clipping = gradients, on_clipping
         #: Complete gradients, copied before their first clipping.
         self.before: dict[str, torch.Tensor] = {}
         #: Whether something was clipped, if only by a limit that changes no element.
@@ -136,23 +143,31 @@ class GradientWatch(dispatch.TorchDispatchMode):
         if is_own() or not self._looks:
             return func(*args, **kwargs)
         self.see_replaced()
+        leaves = tree_leaves((args, kwargs))
+        if func.namespace in _COLLECTIVES:
+            return self._collective(func, args, kwargs, leaves)
         if not func._schema.is_mutable:
             result = func(*args, **kwargs)
-            self._note_derived(func, tree_leaves((args, kwargs)), result)
+            self._note_derived(func, leaves, result)
             return result
         written = list(_written(func, args, kwargs))
         names = self._names_of(written)
-        if func.namespace in _COLLECTIVES:
-            self._drop(names)
-            result = func(*args, **kwargs)
-            self._note_derived(func, tree_leaves((args, kwargs)), written)
-            return result
         open_ = [n for n in names if n not in self._done]
         held = {n: self._known[n].detach().clone() for n in open_}
         result = func(*args, **kwargs)
         self._note_written(func, args, kwargs, held)
         if not names:
-            self._note_derived(func, tree_leaves((args, kwargs)), written)
+            self._note_derived(func, leaves, written)
+        return result
+
+    def _collective(self, func: Any, args: Any, kwargs: Any, leaves: list[Any]) -> Any:
+        """Calls an operator that exchanges tensors. Schemas of c10d do not say what they write."""
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        is_in_place = func._schema.name.endswith("_")
+        if is_in_place:
+            self._drop(self._names_of(tensors))
+        result = func(*args, **kwargs)
+        self._note_derived(func, leaves, [tensors, result] if is_in_place else result)
         return result
 
     def _note_written(self, func: Any, args: Any, kwargs: Any, held: dict[str, Any]) -> None:
@@ -160,7 +175,6 @@ class GradientWatch(dispatch.TorchDispatchMode):
         name = _name_of(func)
         others = [leaf for leaf in tree_leaves((args[1:], kwargs)) if not isinstance(leaf, bool)]
         if name in _LIMITS:
-            self.has_clipped |= bool(held)
             self._keep(held)
         elif name in _SCALINGS and all(_is_number(other) for other in others):
             if self._is_own_number(others):
@@ -186,7 +200,6 @@ class GradientWatch(dispatch.TorchDispatchMode):
             return
         a, b = local_of(before), local_of(after)
         if is_limited:
-            self.has_clipped = True
             self._keep({name: before.clone()})
         elif a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b):
             return
@@ -199,7 +212,10 @@ class GradientWatch(dispatch.TorchDispatchMode):
         return not torch.equal(local_of(held), local_of(self._known[name]))
 
     def _keep(self, held: dict[str, torch.Tensor]) -> None:
-        self.has_clipped |= bool(held)
+        if not held:
+            return
+        self._on_clipping()
+        self.has_clipped = True
         for name, tensor in held.items():
             self.before.setdefault(name, tensor)
 
