@@ -131,6 +131,7 @@ def write_rank(
     - `unread`, the number of forward passes whose gradients the step has not read, which have no
       records;
     - `passes`, micro-batch and rows of each input's forward passes (_micro_batches.passes_of);
+    - `own_norm`, whether the script has computed the gradient norm itself;
     - `labels` and `losses` of the passes (_means);
     - `sites`, the lines of the script that made tensors (_call_sites);
     - `buffers`, fingerprints of those that a recording begins with (_buffers);

@@ -33,6 +33,12 @@ _LIMITS = (
     "_foreach_clamp_min",
     "_foreach_clamp_max",
 )
+#: Operators that make a factor of a norm: what a number is computed from with one of them counts.
+_OF_FACTORS = (
+    *("mul", "div", "add", "sub", "rsub", "reciprocal", "minimum", "maximum", "where"),
+    *("clamp", "clamp_min", "clamp_max", "clip", "wait_tensor", "_to_copy", "detach", "alias"),
+    *("clone", "view", "_unsafe_view", "reshape", "squeeze", "unsqueeze", "expand", "lift_fresh"),
+)
 #: Roundings by which two elements with the same factor may differ.
 _ROUNDINGS = 8
 
@@ -60,10 +66,13 @@ class GradientWatch(dispatch.TorchDispatchMode):
         self.has_clipped = False
         self._known: dict[str, torch.Tensor] = {}  # what each `grad` was last
         self._places: dict[int, list[tuple[int, int, str]]] = {}  # begin, end, name by storage
-        self._derived: Any = WeakIdKeyDictionary()  # what was computed from gradients
+        #: What was computed from gradients. Of a number: the norm that it was computed from, or it
+        #: itself.
+        self._derived: Any = WeakIdKeyDictionary()
+        self._norms: list[torch.Tensor] = []  # by which gradients were multiplied
         self._limited: Any = WeakIdKeyDictionary()  # gradients with limited elements, elsewhere
-        self._numbers: list[torch.Tensor] = []  # kept alive: they may be a norm
-        self._was_read = False  # whether Python has read such a number
+        self._numbers: list[torch.Tensor] = []  # of those that were derived, kept alive
+        self._read: list[torch.Tensor] = []  # those that Python has read
         self._done: set[str] = set()  # gradients whose clipping is recorded already
         self._looks = False
 
@@ -79,10 +88,21 @@ class GradientWatch(dispatch.TorchDispatchMode):
     def end(self) -> None:
         """Looks no more, and forgets what it has seen."""
         self.pause()
-        self.before, self._known, self._places, self._numbers = {}, {}, {}, []
-        self._derived, self._limited = WeakIdKeyDictionary(), WeakIdKeyDictionary()
-        self.has_clipped = self._was_read = False
-        self._done = set()
+        self.before, self._known, self._places = {}, {}, {}
+        self._limited, self._done, self.has_clipped = WeakIdKeyDictionary(), set(), False
+        self._forget_numbers()
+
+    def _forget_numbers(self) -> None:
+        self._derived, self._numbers, self._read, self._norms = WeakIdKeyDictionary(), [], [], []
+
+    def norm(self) -> float | None:
+        """The norm that all clipping of this step has used, if it is known."""
+        found: set[float] = set()
+        for number in self._norms:
+            if any(p.is_partial() for p in getattr(number, "placements", ())):
+                return None
+            found.add(float(local_of(number)))
+        return found.pop() if len(found) == 1 else None
 
     def pause(self) -> None:
         """Looks no more until `resume`."""
@@ -177,7 +197,9 @@ class GradientWatch(dispatch.TorchDispatchMode):
         if name in _LIMITS:
             self._keep(held)
         elif name in _SCALINGS and all(_is_number(other) for other in others):
-            if self._is_own_number(others):
+            sources = self._sources_of(others)
+            if sources:
+                self._norms += sources if held else []
                 self._keep({n: t for n, t in held.items() if self._differs(n, t)})
         elif name.startswith("_amp_"):
             return  # it takes the loss scale out
@@ -186,10 +208,11 @@ class GradientWatch(dispatch.TorchDispatchMode):
             for each, tensor in held.items():
                 self._settle(each, tensor, self._known[each], is_limited=limited)
 
-    def _is_own_number(self, others: list[Any]) -> bool:
-        """Whether a factor may have been computed from gradients."""
-        tensors = [other for other in others if isinstance(other, torch.Tensor)]
-        return any(t in self._derived for t in tensors) or (not tensors and self._was_read)
+    def _sources_of(self, factors: list[Any]) -> list[torch.Tensor]:
+        """The norms from which factors may have been computed; none if they are no such numbers."""
+        tensors = [factor for factor in factors if isinstance(factor, torch.Tensor)]
+        found = [n for n in map(self._derived.get, tensors) if n is not None]
+        return found if tensors else list(self._read)
 
     def _settle(
         self, name: str, before: torch.Tensor, after: torch.Tensor, *, is_limited: bool = False
@@ -203,7 +226,8 @@ class GradientWatch(dispatch.TorchDispatchMode):
             self._keep({name: before.clone()})
         elif a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b):
             return
-        elif (self._numbers or self._was_read) and _is_scaled(a, b):
+        elif (self._numbers or self._read) and _is_scaled(a, b):
+            self._norms += self._read
             self._keep({name: before.clone()})
         else:
             self._drop([name])
@@ -225,23 +249,29 @@ class GradientWatch(dispatch.TorchDispatchMode):
         for name in found:
             self.before.pop(name, None)
         if found:
-            self._was_read, self._numbers = False, []
-            self._derived = WeakIdKeyDictionary()
+            self._forget_numbers()
             self.has_clipped = bool(self.before or self._done)
 
     def _note_derived(self, func: Any, inputs: list[Any], outputs: Any) -> None:
         tensors = [leaf for leaf in inputs if isinstance(leaf, torch.Tensor)]
         if not any(t in self._derived or self._is_gradient(t) for t in tensors):
             return
-        if _name_of(func) == "_local_scalar_dense":
-            self._was_read |= tensors[0].is_floating_point() and tensors[0] in self._derived
+        name = _name_of(func)
+        if name == "_local_scalar_dense":
+            if tensors[0].is_floating_point() and tensors[0] in self._derived:
+                self._read.append(self._derived[tensors[0]])
             return
-        limits = _name_of(func) in _LIMITS or any(t in self._limited for t in tensors)
+        limits = name in _LIMITS or any(t in self._limited for t in tensors)
+        numbers = [t for t in tensors if t in self._derived and t.numel() == 1]
+        numbers = [t for t in numbers if t.is_floating_point()]
+        is_of_one = name in _OF_FACTORS and len(numbers) == 1
         for leaf in tree_leaves(outputs):
             if not isinstance(leaf, torch.Tensor) or self._is_gradient(leaf):
                 continue
+            is_number = leaf.numel() == 1 and leaf.is_floating_point()
             self._derived[leaf] = None
-            if leaf.numel() == 1:
+            if is_number:
+                self._derived[leaf] = self._derived[numbers[0]] if is_of_one else leaf
                 self._numbers.append(leaf)
             if limits and any(leaf.shape == t.shape for t in tensors):
                 self._limited[leaf] = None

@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import functools
+import math
 import traceback
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,8 @@ _SKIPPED = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Dropout)
 _SKIPPED_ENDS = ("rotary_emb", "act_fn")
 #: Of steps whose learning rate is 0, for which others are recorded.
 _MOST_IDLE_STEPS = 8
+#: How near a number must be to the norm of the gradients to be that norm, in any dtype.
+_SAME_NORM = 0.01
 
 
 class Hooks:
@@ -762,10 +765,35 @@ class Hooks:
             has_clipped = self.recorder.comparison.has_clipped(self.recorder.step)
         if not has_clipped:
             return
+        if self.recorder.takes_own_norms:
+            self._record_own_norm()
         for name, gradient in self._gradients():
             if name not in self._clipped and (names is None or name in names):
                 self._clipped.add(name)
                 self.recorder.put("grad", self._rename(name), gradient, ending=CLIPPED)
+
+    def _record_own_norm(self) -> None:
+        """Records the norm that the script has clipped by, if it has computed that itself.
+
+        In one process it must be that of the gradients: some scripts clip by other numbers. What
+        ranks have is left out where the single process has none (_settle).
+        """
+        norm = self.watch.norm()
+        if norm is None or self._has_norm():
+            return
+        recorder = self.recorder
+        if recorder.world_size > 1:
+            recorder.scalar("grad_norm", norm)
+            recorder.has_own_norm = True
+            return
+        own = dict(self._own_gradients())
+        before = _norm_of(self.watch.before.get(name, grad) for name, grad in own.items())
+        if not math.isclose(norm, before, rel_tol=_SAME_NORM):
+            return
+        recorder.scalar("grad_norm", norm)
+        after = _norm_of(own.values())
+        if after < before:
+            recorder.judging["max_grad_norm"] = norm * after / before
 
     def _forget_incomplete(self) -> None:
         """Forgets gradients that were clipped before this backward pass adds to them."""
@@ -846,6 +874,10 @@ class Hooks:
             self.recorder.dtypes.after_step(name, value)
             whole = value.reshape(1) if value.ndim == 0 else value
             self.recorder.put("optimizer", f"{self._rename(name)}.buffer", whole)
+
+
+def _norm_of(gradients: Iterable[torch.Tensor]) -> float:
+    return math.hypot(*(float(local_of(g).double().norm()) for g in gradients))
 
 
 def _of_the_recorder(error: Exception) -> RecordError:

@@ -133,6 +133,9 @@ class Recorder:
         # Set before hooks are attached:
         self.replay: Replay | None = None
         self.functions: FunctionTaps | None = None
+        #: Whether norms are recorded that the script computes itself; _settle must see the bundle.
+        self.takes_own_norms = False
+        self.has_own_norm = False  # whether the current step has one
         self._is_updated = False  # whether the current step has been made
         self._journal: dict[str, Any] | None = None  # of the current step, once it has been made
         self.run = self._agree_on_run()
@@ -397,6 +400,8 @@ class Recorder:
 
     def _notes(self) -> dict[str, Any]:
         notes: dict[str, Any] = {"unread": self._unread} if self._unread else {}
+        if self.has_own_norm:
+            notes["own_norm"], self.has_own_norm = True, False
         if self._passes:
             notes["passes"] = self._passes
         if self.buffers:
@@ -412,6 +417,7 @@ class Recorder:
         """Forgets these forward passes: all of the current step but for what it begins with."""
         self._unread += passes
         self.labels.forget()
+        self.has_own_norm = False
         self.sites.take()
         self._entries = [e for e in self._entries if e.record["kind"] == "param"]
         self._calls = {key: n for key, n in self._calls.items() if key[0] == "param"}

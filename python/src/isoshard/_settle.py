@@ -23,6 +23,7 @@ from . import _bundle, _safetensors
 #: that of the element, or the median size in its row.
 _ROUNDINGS, _COARSE_ROUNDINGS = 64, 2
 _MOST_PAIRS = 1 << 24
+_NORM = "scalar/grad_norm/0"
 
 
 @dataclass
@@ -201,7 +202,12 @@ def _settle_clipped(wanted: _Rank, ranks: Sequence[_Rank]) -> None:
     """Adds the gradients that the optimizer reads on ranks that have clipped none.
 
     They are recorded only where they were clipped. Elsewhere they are the gradients themselves.
+    The number that ranks clip by is no norm if it is none in the reference.
     """
+    if not _has(wanted, _NORM):
+        for rank in ranks:
+            if rank.content.get("own_norm"):
+                rank.leave_out([_NORM])
     having = [rank for rank in (wanted, *ranks) if any(map(_is_clipped, rank.content["records"]))]
     for rank in ranks if having else ():
         if rank in having:
