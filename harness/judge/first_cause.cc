@@ -173,6 +173,14 @@ bool may_explain(const Finding& other, const Finding& first) {
                                         other.stage == Stage::kClippedGrad);
 }
 
+/// Whether all findings of the step and stage that have a cause have the same one as `one`.
+bool is_cause_of_all(const std::vector<Finding>& findings, const Finding& one) {
+  return std::ranges::all_of(findings, [&](const Finding& other) {
+    return other.key.step != one.key.step || other.stage != one.stage ||
+           other.diagnosis.empty() || other.cause.id == one.cause.id;
+  });
+}
+
 /// Where no pattern fits the first finding, or it is one number that is off, another finding of its
 /// step may say why: one of its stage, or of what was made of it.
 void borrow_cause(std::vector<Finding>& findings) {
@@ -184,6 +192,7 @@ void borrow_cause(std::vector<Finding>& findings) {
     if (other.key.step != first.key.step || !may_explain(other, first)) return;
     if (other.diagnosis.empty() || other.key == first.key || only_describes(other.cause.id))
       continue;
+    if (other.stage != first.stage && !is_cause_of_all(findings, other)) return;
     first.cause = other.cause;
     first.cause.values.emplace_back("of", describe(other.key));
     first.diagnosis = phrase(PhraseId::kOfAnotherTensor, {{"diagnosis", other.diagnosis}});

@@ -198,9 +198,11 @@ class GradientWatch(dispatch.TorchDispatchMode):
             self._keep(held)
         elif name in _SCALINGS and all(_is_number(other) for other in others):
             sources = self._sources_of(others)
-            if sources:
+            changed = {n: t for n, t in held.items() if self._differs(n, t)} if sources else {}
+            # Python may have read a norm for a log, and divide by the number of ranks, which is 1.
+            if changed or any(isinstance(other, torch.Tensor) for other in others):
                 self._norms += sources if held else []
-                self._keep({n: t for n, t in held.items() if self._differs(n, t)})
+            self._keep(changed)
         elif name.startswith("_amp_"):
             return  # it takes the loss scale out
         else:

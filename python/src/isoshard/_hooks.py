@@ -763,10 +763,10 @@ class Hooks:
         has_clipped = self.watch.has_clipped
         if self.recorder.comparison is not None:
             has_clipped = self.recorder.comparison.has_clipped(self.recorder.step)
-        if not has_clipped:
-            return
         if self.recorder.takes_own_norms:
             self._record_own_norm()
+        if not has_clipped:
+            return
         for name, gradient in self._gradients():
             if name not in self._clipped and (names is None or name in names):
                 self._clipped.add(name)
