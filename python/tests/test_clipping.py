@@ -167,7 +167,7 @@ def test_right_clipping_conforms(tmp_path: Path, variant: str, is_clipped: bool)
 @pytest.mark.parametrize(
     ("variant", "stage", "ranks", "cause"),
     [
-        ("norm_without_head_on_rank_1", "grad norm", [1], "squares_left_out"),
+        ("norm_without_head_on_rank_1", "grad norm", [1], "norm_squares_left_out"),
         ("norm_over_ranks", "grad norm", [0, 1], "number_off"),
         ("to_half_on_rank_1", "clipped gradient", [1], "scale_of_formula"),
         ("left_out_on_rank_1", "grad norm", [1], "clipping_not_applied"),

@@ -19,7 +19,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.weak import WeakIdKeyDictionary
 
 from ._calls import is_own
-from ._dtensor import local_of
+from ._dtensor import is_dtensor, local_of
 
 _COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional", "_dtensor")
 #: Operators by which elements are multiplied, and those that limit elements to a range.
@@ -267,8 +267,10 @@ class GradientWatch(dispatch.TorchDispatchMode):
         numbers = [t for t in tensors if t in self._derived and t.numel() == 1]
         numbers = [t for t in numbers if t.is_floating_point()]
         is_of_one = name in _OF_FACTORS and len(numbers) == 1
-        for leaf in tree_leaves(outputs):
-            if not isinstance(leaf, torch.Tensor) or self._is_gradient(leaf):
+        found = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+        found += [leaf._local_tensor for leaf in found if is_dtensor(leaf)]
+        for leaf in found:
+            if self._is_gradient(leaf):
                 continue
             is_number = leaf.numel() == 1 and leaf.is_floating_point()
             self._derived[leaf] = None
