@@ -169,8 +169,8 @@ bool is_computed_in_turn(Stage stage) {
 /// Whether a finding may say why `first` was made: it has its stage. A norm that is missing is
 /// explained by the gradients that were clipped by it, too.
 bool may_explain(const Finding& other, const Finding& first) {
-  return other.stage == first.stage || (first.diagnosis.empty() && first.stage == Stage::kGradNorm &&
-                                        other.stage == Stage::kClippedGrad);
+  const bool is_missing_norm = first.diagnosis.empty() && first.stage == Stage::kGradNorm;
+  return other.stage == first.stage || (is_missing_norm && other.stage == Stage::kClippedGrad);
 }
 
 /// Whether all findings of the step and stage that have a cause have the same one as `one`.

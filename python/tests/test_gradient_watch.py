@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
@@ -22,7 +24,9 @@ def parameters() -> Parameters:
 
 def watched(parameters: Parameters) -> GradientWatch:
     """A watch that looks."""
-    watch = GradientWatch(lambda: [(str(i), p.grad) for i, p in enumerate(parameters)])  # type: ignore[misc]
+    watch = GradientWatch(
+        lambda: [(str(i), p.grad) for i, p in enumerate(parameters) if p.grad is not None]
+    )
     watch.begin()
     return watch
 
@@ -86,7 +90,9 @@ def test_a_limit_that_changes_nothing_is_a_clipping(parameters: Parameters) -> N
 
 def test_modes_of_the_script_may_end_while_it_looks(parameters: Parameters) -> None:
     class Mode(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
             return func(*args, **(kwargs or {}))
 
     with Mode():
