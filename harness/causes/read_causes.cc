@@ -388,7 +388,7 @@ Cause cause_in_other_gradients(const Evidence& e) {
                               ? stage_of(key) == stage && key.call == e.wanted.key.call
                               : stage_of(key) == Stage::kParameterGrad;
     if (!is_alike || is_gradient_besides(key) || key.step != e.wanted.key.step ||
-        key.name == e.wanted.key.name)
+        key.name == e.wanted.key.name || key.name == parsed(e.wanted.key).base)
       continue;
     searched += numel_of(record.layout.global_shape);
     if (searched > kMostSearched) return {};

@@ -166,17 +166,33 @@ bool is_computed_in_turn(Stage stage) {
   return stage == Stage::kForward || stage == Stage::kActivationGrad;
 }
 
+/// Whether a finding may say why `first` was made: it has its stage. A norm that is missing is
+/// explained by the gradients that were clipped by it, too.
+bool may_explain(const Finding& other, const Finding& first) {
+  const bool is_missing_norm = first.diagnosis.empty() && first.stage == Stage::kGradNorm;
+  return other.stage == first.stage || (is_missing_norm && other.stage == Stage::kClippedGrad);
+}
+
+/// Whether all findings of the step and stage that have a cause have the same one as `one`.
+bool is_cause_of_all(const std::vector<Finding>& findings, const Finding& one) {
+  return std::ranges::all_of(findings, [&](const Finding& other) {
+    return other.key.step != one.key.step || other.stage != one.stage ||
+           other.diagnosis.empty() || other.cause.id == one.cause.id;
+  });
+}
+
 /// Where no pattern fits the first finding, or it is one number that is off, another finding of its
-/// step and stage may say why.
+/// step may say why: one of its stage, or of what was made of it.
 void borrow_cause(std::vector<Finding>& findings) {
   Finding& first = findings.front();
   const bool is_number =
       first.cause.id == CauseId::kNumberOff || first.cause.id == CauseId::kNumbersOff;
   if ((!first.diagnosis.empty() && !is_number) || is_computed_in_turn(first.stage)) return;
   for (const Finding& other : findings) {
-    if (other.key.step != first.key.step || other.stage != first.stage) return;
+    if (other.key.step != first.key.step || !may_explain(other, first)) return;
     if (other.diagnosis.empty() || other.key == first.key || only_describes(other.cause.id))
       continue;
+    if (other.stage != first.stage && !is_cause_of_all(findings, other)) return;
     first.cause = other.cause;
     first.cause.values.emplace_back("of", describe(other.key));
     first.diagnosis = phrase(PhraseId::kOfAnotherTensor, {{"diagnosis", other.diagnosis}});

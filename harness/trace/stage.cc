@@ -145,7 +145,9 @@ std::string subject_of(const RecordKey& key) {
                  ? fmt::format("weight as read {}", key.name)
                  : fmt::format("parameter after step {}", key.name);
     case RecordKind::kGrad:
-      return fmt::format("gradient of {}", key.name);
+      return role_of(key) == NameRole::kClipped
+                 ? fmt::format("clipped gradient of {}", parsed(key).base)
+                 : fmt::format("gradient of {}", key.name);
     case RecordKind::kActivation:
       return fmt::format("forward at {}", key.name);
     case RecordKind::kActivationGrad:

@@ -430,9 +430,22 @@ double Evidence::clip_ratio_of(int step) const {
 }
 
 double Evidence::norm_over_limit(int step) const {
-  if (options.max_grad_norm <= 0) return 1;
+  if (options.max_grad_norm <= 0) return step == wanted.key.step ? factor_taken_out() : 1;
   const double norm = scalar(step, NameRole::kGradNorm).value_or(0);
   return norm > 0 ? norm / options.max_grad_norm : 1;
+}
+
+double Evidence::factor_taken_out() const {
+  constexpr double kNear = 1e-4;  // as for norms
+  const RecordKey base = base_of(wanted.key);
+  if (role_of(wanted.key) != NameRole::kClipped || whole.numel() < 2 ||
+      reference.find(base) == nullptr)
+    return 1;
+  const Values gradient = reference_value(base);
+  const double clipped = norm_of(whole);
+  if (gradient.shape() != whole.shape() || clipped == 0) return 1;
+  const double factor = norm_of(gradient) / clipped;
+  return norm_of(gradient - whole / (1 / factor)) <= kNear * norm_of(gradient) ? factor : 1;
 }
 
 std::optional<int> Evidence::norm_clipped_by(double factor) const {

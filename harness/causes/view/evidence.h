@@ -119,8 +119,12 @@ class Evidence {
 
  private:
   [[nodiscard]] double clip_ratio_of(int step) const;
-  /// The reference's gradient norm over the norm to clip to; 1 if one of them is not known.
+  /// The reference's gradient norm over the norm to clip to. Where that is not known, the factor
+  /// that was taken out of the wanted gradient, or 1.
   [[nodiscard]] double norm_over_limit(int step) const;
+  /// The factor between the reference's gradient and its clipped one, where the wanted tensor is a
+  /// clipped gradient and all of its elements have that factor; else 1.
+  [[nodiscard]] double factor_taken_out() const;
   /// The earlier step whose norm the gradient is clipped by, if it is too large by this factor.
   [[nodiscard]] std::optional<int> norm_clipped_by(double factor) const;
   void collect_views();

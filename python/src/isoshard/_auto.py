@@ -402,6 +402,7 @@ class AutoRecorder:
         )
         self.recorder.replay, self.recorder.labels = self._replay, self._labels
         self.recorder.functions = self._functions
+        self.recorder.takes_own_norms = config.compare_with is None
         kwargs: dict[str, Any] = {
             "max_steps": config.steps,
             "on_last_step": self._on_last_step,

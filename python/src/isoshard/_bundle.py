@@ -23,6 +23,8 @@ from .errors import BundleError, IsoshardError, RecordError
 SCHEMA = 2
 MANIFEST = "manifest.json"
 RESPONSES = "responses.json"
+#: How the name of a gradient ends that is recorded as the optimizer reads it.
+CLIPPED = ".clipped"
 #: Names of files that say which run is being written.
 _CLAIM = ".writing-"
 
@@ -129,6 +131,7 @@ def write_rank(
     - `unread`, the number of forward passes whose gradients the step has not read, which have no
       records;
     - `passes`, micro-batch and rows of each input's forward passes (_micro_batches.passes_of);
+    - `own_norm`, whether the script has computed the gradient norm itself;
     - `labels` and `losses` of the passes (_means);
     - `sites`, the lines of the script that made tensors (_call_sites);
     - `buffers`, fingerprints of those that a recording begins with (_buffers);

@@ -54,6 +54,8 @@ def _site_of(record: dict[str, Any], sites: dict[str, str]) -> str:
     kind, name = record["kind"], record["name"]
     if kind in ("activation", "activation_grad"):
         return sites.get(f"activation/{name}/{record['call']}", "")
+    if kind == "grad" and name.endswith(_bundle.CLIPPED):
+        return sites.get(CLIP, "")
     if kind == "grad":  # its module made it
         module = name.rpartition(".")[0]
         return sites.get(f"activation/{module}/0", "") or sites.get(BACKWARD, "")

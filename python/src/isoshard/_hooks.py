@@ -4,9 +4,10 @@
 from __future__ import annotations
 
 import functools
+import math
 import traceback
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ import torch.distributed as dist
 
 from . import _call_sites
 from ._buffers import fingerprints
+from ._bundle import CLIPPED
 from ._calls import BACKWARD, FORWARD, UPDATE, not_journaled
 from ._checks import (
     compiled_names,
@@ -30,6 +32,7 @@ from ._checks import (
 from ._closer import FunctionTaps
 from ._dtensor import is_dtensor, local_of, reduced
 from ._frozen_tables import watch_of
+from ._gradient_watch import GradientWatch
 from ._inputs import as_input, tensors_of
 from ._mesh import DATA_AXES
 from ._names import compiled_root, named_modules, named_parameters, own_class, unwrapped
@@ -59,6 +62,8 @@ _SKIPPED = (torch.nn.ModuleList, torch.nn.ModuleDict, torch.nn.Dropout)
 _SKIPPED_ENDS = ("rotary_emb", "act_fn")
 #: Of steps whose learning rate is 0, for which others are recorded.
 _MOST_IDLE_STEPS = 8
+#: How near a number must be to the norm of the gradients to be that norm, in any dtype.
+_SAME_NORM = 0.01
 
 
 class Hooks:
@@ -91,6 +96,10 @@ class Hooks:
         self._samples = 0  # of the script's own in this forward pass
         self._calls: dict[tuple[str, str], int] = {}  # of this forward pass
         self._recorded: set[str] = set()  # names of this step's gradients
+        self._clipped: set[str] = set()  # those that are recorded as the optimizer reads them, too
+        self.watch = GradientWatch(
+            self._own_gradients, lambda: recorder.sites.see(_call_sites.CLIP)
+        )
         self._has_losses = self._is_paused = self._is_in_backward = self._has_ended = False
         # What activation gradients are multiplied with before all else: ranks of cp have their
         # part of each sample's mean.
@@ -341,6 +350,7 @@ class Hooks:
     def detach(self) -> None:
         """Takes all hooks off."""
         self.recorder.journal.stop()
+        self.watch.end()
         self._end_replay()
         while self._undo:
             self._undo.pop()()
@@ -362,6 +372,7 @@ class Hooks:
     def _before_any_pass(self, module: torch.nn.Module, args: Any) -> None:
         """A forward pass reads what the script has made of the parameters after a step."""
         if self._recording():
+            self.watch.pause()
             self._close()
 
     def _on_batch(
@@ -497,6 +508,8 @@ class Hooks:
                 self._guarded(self._close)()
             is_outer = is_outer and self._recording()
             if is_outer:
+                self.watch.end()
+                self._forget_incomplete()
                 self.recorder.journal.phase = BACKWARD
                 self.recorder.sites.see(_call_sites.BACKWARD)
                 roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
@@ -508,6 +521,7 @@ class Hooks:
                 self._is_in_backward = is_inner
                 if is_outer:
                     self.recorder.journal.phase = UPDATE
+                    self._guarded(self.watch.begin)()
 
         self._replace(torch.autograd, "backward", backward)
 
@@ -538,6 +552,7 @@ class Hooks:
         if not self._active:
             return
         self._record_gradients(names)
+        self.watch.leave(names)
         if self._has_norm():
             return
         norm = total_norm.full_tensor() if is_dtensor(total_norm) else total_norm
@@ -555,6 +570,7 @@ class Hooks:
         self._close()
         if not self._active:
             return None
+        self.watch.pause()
         self._refuse_unknown(optimizer)
         self.recorder.sites.see(_call_sites.STEP)
         self._record_rate()
@@ -577,6 +593,7 @@ class Hooks:
     def after_closure(self, optimizer: torch.optim.Optimizer) -> None:
         """The gradients of a step's first closure call count; later calls are not recorded."""
         if self._active and not self._is_paused:
+            self.watch.pause()
             self._guarded(self._record_gradients_of)(optimizer)
             self._is_paused = True
 
@@ -616,12 +633,15 @@ class Hooks:
 
     def _record_gradients_of(self, optimizer: torch.optim.Optimizer) -> None:
         """The gradients that a step reads; with the last optimizer those that none reads, too."""
+        names: set[str] | None = None
         if len(self._stepped | {id(optimizer)}) >= len(self.optimizers):
             self._refuse_replaced()
-            self._record_gradients(None)
-            return
-        held = [p for group in optimizer.param_groups for p in group["params"]]
-        self._record_gradients({self._names[id(p)] for p in held if id(p) in self._names})
+        else:
+            held = [p for group in optimizer.param_groups for p in group["params"]]
+            names = {self._names[id(p)] for p in held if id(p) in self._names}
+        self.watch.see_replaced()
+        self._record_gradients(names)
+        self._record_clipped(names)
 
     def _refuse_replaced(self) -> None:
         """Raises if an optimizer holds what was in the model once: it is no parameter outside."""
@@ -639,6 +659,8 @@ class Hooks:
         self._record_state(optimizer, is_final=is_last)
         if is_last:
             self._end_update()
+        else:
+            self.watch.resume()
 
     def _end_update(self) -> None:
         """All optimizers have made their step. It stays open, for what the script does after it."""
@@ -657,6 +679,8 @@ class Hooks:
     def _begin_anew(self) -> None:
         """What comes now belongs to another step, or to another attempt at the same one."""
         self._stepped, self._recorded, self._losses = set(), set(), []
+        self._clipped = set()
+        self.watch.end()
         self._has_losses = self._is_cleared = False
         self._unused = set()
         self._micro = -1
@@ -726,7 +750,56 @@ class Hooks:
         for name, gradient in self._gradients():
             if name not in self._recorded and (names is None or name in names):
                 self._recorded.add(name)
-                self.recorder.put("grad", self._rename(name), gradient)
+                before = self.watch.before.get(name)
+                value = gradient if before is None else reduced(before)
+                self.recorder.put("grad", self._rename(name), value)
+
+    @not_journaled
+    def _record_clipped(self, names: set[str] | None) -> None:
+        """Records gradients as the optimizer reads them, if the script has clipped any of them.
+
+        One rank may clip although others do not; _settle adds the records that these lack.
+        """
+        has_clipped = self.watch.has_clipped
+        if self.recorder.comparison is not None:
+            has_clipped = self.recorder.comparison.has_clipped(self.recorder.step)
+        if self.recorder.takes_own_norms:
+            self._record_own_norm()
+        if not has_clipped:
+            return
+        for name, gradient in self._gradients():
+            if name not in self._clipped and (names is None or name in names):
+                self._clipped.add(name)
+                self.recorder.put("grad", self._rename(name), gradient, ending=CLIPPED)
+
+    def _record_own_norm(self) -> None:
+        """Records the norm that the script has clipped by, if it has computed that itself.
+
+        In one process it must be that of the gradients: some scripts clip by other numbers. What
+        ranks have is left out where the single process has none (_settle).
+        """
+        norm = self.watch.norm()
+        if norm is None or self._has_norm():
+            return
+        recorder = self.recorder
+        if recorder.world_size > 1:
+            recorder.scalar("grad_norm", norm)
+            recorder.has_own_norm = True
+            return
+        own = dict(self._own_gradients())
+        before = _norm_of(self.watch.before.get(name, grad) for name, grad in own.items())
+        if not math.isclose(norm, before, rel_tol=_SAME_NORM):
+            return
+        recorder.scalar("grad_norm", norm)
+        after = _norm_of(own.values())
+        if after < before:
+            recorder.judging["max_grad_norm"] = norm * after / before
+
+    def _forget_incomplete(self) -> None:
+        """Forgets gradients that were clipped before this backward pass adds to them."""
+        if self._recorded and not self._stepped:
+            self._recorded, self._has_losses = set(), False
+            self.recorder.forget_gradients()
 
     def _name_calls(self) -> None:
         """Tells the journal which memory is whose gradient, or parameter."""
@@ -737,7 +810,11 @@ class Hooks:
 
     def _gradients(self) -> list[tuple[str, torch.Tensor]]:
         """The gradients by name, as the optimizer reads them."""
-        return [(n, reduced(p.grad)) for n, p in self._parameters() if p.grad is not None]
+        return [(n, reduced(gradient)) for n, gradient in self._own_gradients()]
+
+    def _own_gradients(self) -> list[tuple[str, torch.Tensor]]:
+        """What the parameters have as their `grad`, which may be a sum over ranks still."""
+        return [(n, p.grad) for n, p in self._parameters() if p.grad is not None]
 
     def _record_loss(self) -> None:
         if not self._losses:
@@ -797,6 +874,10 @@ class Hooks:
             self.recorder.dtypes.after_step(name, value)
             whole = value.reshape(1) if value.ndim == 0 else value
             self.recorder.put("optimizer", f"{self._rename(name)}.buffer", whole)
+
+
+def _norm_of(gradients: Iterable[torch.Tensor]) -> float:
+    return math.hypot(*(float(local_of(g).double().norm()) for g in gradients))
 
 
 def _of_the_recorder(error: Exception) -> RecordError:

@@ -34,6 +34,8 @@ from ._what_differs import WhatDiffers
 from .errors import RecordError, UsageError
 
 _SAMPLE_KINDS = ("activation", "activation_grad", "data_id")
+#: Scalars that are recorded with the gradients.
+_OF_GRADIENTS = [("scalar", name) for name in ("loss", "loss_per_dp_rank", "grad_norm")]
 _WAIT_VARIABLE = "ISOSHARD_WAIT_SECONDS"
 
 
@@ -131,6 +133,9 @@ class Recorder:
         # Set before hooks are attached:
         self.replay: Replay | None = None
         self.functions: FunctionTaps | None = None
+        #: Whether norms are recorded that the script computes itself; _settle must see the bundle.
+        self.takes_own_norms = False
+        self.has_own_norm = False  # whether the current step has one
         self._is_updated = False  # whether the current step has been made
         self._journal: dict[str, Any] | None = None  # of the current step, once it has been made
         self.run = self._agree_on_run()
@@ -158,9 +163,11 @@ class Recorder:
         micro: int | None = None,
         call: int | None = None,
         is_final: bool = False,
+        ending: str = "",
     ) -> None:
         """Records a tensor; `layout` is what is known of its place if it is no DTensor.
 
+        `ending` is added to the name of the record. The options and filters go by `name` alone.
         `is_final`: nothing changes it before the step ends, so that it is not copied.
         Tensors of several micro-batches (`micro`) with the same name and call become one record
         at the end of the step (isoshard._micro_batches).
@@ -178,10 +185,13 @@ class Recorder:
                     return
                 if isinstance(result, Mapping):
                     for part, tensor in result.items():
-                        self._add(kind, part, tensor, layout, grad_scale, micro, call, False)
+                        self._add(
+                            kind, part, tensor, layout, grad_scale, micro, call, False, ending
+                        )
                     return
                 value = result
-            self._add(kind, name, value.detach(), layout, grad_scale, micro, call, is_final)
+            tensor = value.detach()
+            self._add(kind, name, tensor, layout, grad_scale, micro, call, is_final, ending)
 
     def scalar(self, name: str, value: Any, *, layout: Layout = "replicate") -> None:
         """Records a number, in fp64."""
@@ -212,18 +222,20 @@ class Recorder:
         micro: int | None,
         call: int | None,
         is_final: bool,
+        ending: str = "",
     ) -> None:
         what = f"{kind}/{name}"
         is_number = kind == "optimizer" and layout == "replicate"  # it has no dim to be cut
         said = None if is_number else self.options.layout(kind, name)
         local = local_of(value)
+        whole = name + ending
         if call is None:
-            call = self._calls.get((kind, name), 0)
-        self._calls[(kind, name)] = call + 1
+            call = self._calls.get((kind, whole), 0)
+        self._calls[(kind, whole)] = call + 1
         self.dtypes.see(kind, name, local.dtype)
         record: dict[str, Any] = {
             "kind": kind,
-            "name": name,
+            "name": whole,
             "call": call,
             "dtype": dtype_name(local.dtype, what),
             "local_shape": list(local.shape),
@@ -388,6 +400,8 @@ class Recorder:
 
     def _notes(self) -> dict[str, Any]:
         notes: dict[str, Any] = {"unread": self._unread} if self._unread else {}
+        if self.has_own_norm:
+            notes["own_norm"], self.has_own_norm = True, False
         if self._passes:
             notes["passes"] = self._passes
         if self.buffers:
@@ -403,10 +417,20 @@ class Recorder:
         """Forgets these forward passes: all of the current step but for what it begins with."""
         self._unread += passes
         self.labels.forget()
+        self.has_own_norm = False
         self.sites.take()
         self._entries = [e for e in self._entries if e.record["kind"] == "param"]
         self._calls = {key: n for key, n in self._calls.items() if key[0] == "param"}
         self.journal.take()
+
+    def forget_gradients(self) -> None:
+        """Forgets the gradients of the current step, their norm, and the loss."""
+
+        def is_kept(kind: str, name: str) -> bool:
+            return kind != "grad" and (kind, name) not in _OF_GRADIENTS
+
+        self._entries = [e for e in self._entries if is_kept(e.record["kind"], e.record["name"])]
+        self._calls = {key: n for key, n in self._calls.items() if is_kept(*key)}
 
     def forget_micro_batches(self, numbers: Collection[int]) -> None:
         """Forgets what these micro-batches of the current step have recorded."""

@@ -182,7 +182,7 @@ def _wrong_of(folder: Path, verdict: Mapping[str, Any], *, is_float64: bool) -> 
         bound_from=bound_from,
         parameter=_parameter(run, key),
         calls=len(_calls_of(run, key)),
-        is_clipped="max_grad_norm" in manifest["settings"].get("judging", {}),
+        is_clipped="max_grad_norm" in manifest["settings"].get("training", {}),
     )
     expected = [_numbers(places.assemble(parts, copy), right) for copy in places.copies]
     return _Case(wrong, expected, mesh, is_float64)

@@ -23,6 +23,7 @@ from . import _bundle, _safetensors
 #: that of the element, or the median size in its row.
 _ROUNDINGS, _COARSE_ROUNDINGS = 64, 2
 _MOST_PAIRS = 1 << 24
+_NORM = "scalar/grad_norm/0"
 
 
 @dataclass
@@ -98,6 +99,7 @@ def settle(reference: Path, run: Path) -> list[str]:
                 for bundle, rank in [(reference, 0), *((run, rank) for rank in range(size))]
             )
             _settle_inputs(wanted, ranks, near)
+            _settle_clipped(wanted, ranks)
             if is_whole:
                 in_run, in_reference = _settle_idle(wanted, ranks)
                 idle.update(dict.fromkeys(in_run))
@@ -196,6 +198,34 @@ def _nearest(wanted: torch.Tensor, tensor: torch.Tensor) -> tuple[torch.Tensor |
 _Records = dict[str, dict[str, Any]]  # by KIND/NAME/CALL
 
 
+def _settle_clipped(wanted: _Rank, ranks: Sequence[_Rank]) -> None:
+    """Adds the gradients that the optimizer reads on ranks that have clipped none.
+
+    They are recorded only where they were clipped. Elsewhere they are the gradients themselves.
+    The number that ranks clip by is no norm if it is none in the reference.
+    """
+    if not _has(wanted, _NORM):
+        for rank in ranks:
+            if rank.content.get("own_norm"):
+                rank.leave_out([_NORM])
+    having = [rank for rank in (wanted, *ranks) if any(map(_is_clipped, rank.content["records"]))]
+    for rank in ranks if having else ():
+        if rank in having:
+            continue
+        gradients = [record for record in rank.content["records"] if record["kind"] == "grad"]
+        for record in gradients:
+            tensor = rank.tensor(record)
+            assert tensor is not None
+            added = {**record, "name": record["name"] + _bundle.CLIPPED}
+            rank.content["records"].append(added)
+            rank.changed[_name_of(added)] = tensor
+            rank.is_changed = True
+
+
+def _is_clipped(record: dict[str, Any]) -> bool:
+    return bool(record["kind"] == "grad" and record["name"].endswith(_bundle.CLIPPED))
+
+
 def _settle_idle(wanted: _Rank, ranks: Sequence[_Rank]) -> tuple[list[str], list[str]]:
     """Treats an all-zero gradient or state on one side as equal to a missing one on the other.
 
@@ -231,7 +261,9 @@ def _of_parameters(rank: _Rank) -> dict[str, _Records]:
         name = record["name"]
         if record["kind"] == "optimizer" and not name.endswith(".hyperparameters"):
             name = name.rpartition(".")[0]
-        elif record["kind"] != "grad":
+        elif record["kind"] == "grad":
+            name = name.removesuffix(_bundle.CLIPPED)
+        else:
             continue
         found.setdefault(name, {})[_name_of(record)] = record
     return found

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 
 from . import _bundle
-from ._bundle import Entry, Key
+from ._bundle import CLIPPED, Entry, Key
 from ._calls import not_journaled
 from ._mesh import DATA_AXES, Mesh
 from ._places import Candidates, Layout, apply_layout, candidates_of, shapes_of
@@ -57,6 +57,11 @@ class WhatDiffers:
         self._places: dict[tuple[str, tuple[int, ...]], dict[str, Any]] = {}
         self._shapes: dict[Key, list[int]] = {}
         self._step = -1
+
+    def has_clipped(self, step: int) -> bool:
+        """Whether the reference has clipped gradients in a step."""
+        self._begin(step)
+        return any(kind == "grad" and name.endswith(CLIPPED) for _, kind, name, _ in self._shapes)
 
     def close(self) -> None:
         """Lets the reference go."""

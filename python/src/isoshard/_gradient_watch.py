@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sees how a script clips its gradients between backward and the optimizer's step.
+
+What a script does to gradients after backward completes them, or clips them. It completes them if
+it reduces them over ranks, or divides them by a count of tokens. It clips them if it multiplies
+them with a number that it has computed from the gradients themselves, or limits their elements to
+a range. The gradient before the first clipping is what `before` keeps; whatever completes a
+gradient after that makes it part of backward again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch.utils import _python_dispatch as dispatch
+from torch.utils._pytree import tree_leaves
+from torch.utils.weak import WeakIdKeyDictionary
+
+from ._calls import is_own
+from ._dtensor import is_dtensor, local_of
+
+_COLLECTIVES = ("c10d", "_c10d_functional", "c10d_functional", "_dtensor")
+#: Operators by which elements are multiplied, and those that limit elements to a range.
+_SCALINGS = ("mul", "div", "_foreach_mul", "_foreach_div")
+_LIMITS = (
+    "clamp",
+    "clamp_min",
+    "clamp_max",
+    "clip",
+    "hardtanh",
+    "_foreach_clamp_min",
+    "_foreach_clamp_max",
+)
+#: Operators that make a factor of a norm: what a number is computed from with one of them counts.
+_OF_FACTORS = (
+    *("mul", "div", "add", "sub", "rsub", "reciprocal", "minimum", "maximum", "where"),
+    *("clamp", "clamp_min", "clamp_max", "clip", "wait_tensor", "_to_copy", "detach", "alias"),
+    *("clone", "view", "_unsafe_view", "reshape", "squeeze", "unsqueeze", "expand", "lift_fresh"),
+)
+#: Roundings by which two elements with the same factor may differ.
+_ROUNDINGS = 8
+
+
+class GradientWatch(dispatch.TorchDispatchMode):
+    """Looks at the operators that a script calls from `begin` on, until `end` or `pause`.
+
+    It is below all modes that the script has entered, so that these may end while it looks.
+    """
+
+    def __init__(
+        self,
+        gradients: Callable[[], Iterable[tuple[str, torch.Tensor]]],
+        on_clipping: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`gradients` gives what the parameters have as their `grad`, by name.
+
+        `on_clipping` is called in the operator that clips.
+        """
+        super().__init__()
+        self._gradients, self._on_clipping = gradients, on_clipping
+        #: Complete gradients, copied before their first clipping.
+        self.before: dict[str, torch.Tensor] = {}
+        #: Whether something was clipped, if only by a limit that changes no element.
+        self.has_clipped = False
+        self._known: dict[str, torch.Tensor] = {}  # what each `grad` was last
+        self._places: dict[int, list[tuple[int, int, str]]] = {}  # begin, end, name by storage
+        #: What was computed from gradients. Of a number: the norm that it was computed from, or it
+        #: itself.
+        self._derived: Any = WeakIdKeyDictionary()
+        self._norms: list[torch.Tensor] = []  # by which gradients were multiplied
+        self._limited: Any = WeakIdKeyDictionary()  # gradients with limited elements, elsewhere
+        self._numbers: list[torch.Tensor] = []  # of those that were derived, kept alive
+        self._read: list[torch.Tensor] = []  # those that Python has read
+        self._done: set[str] = set()  # gradients whose clipping is recorded already
+        self._looks = False
+
+    # -- when to look ------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Forgets what it has seen, and looks from here on: backward has ended."""
+        self.end()
+        self._known = dict(self._gradients())
+        self._find_places()
+        self.resume()
+
+    def end(self) -> None:
+        """Looks no more, and forgets what it has seen."""
+        self.pause()
+        self.before, self._known, self._places = {}, {}, {}
+        self._limited, self._done, self.has_clipped = WeakIdKeyDictionary(), set(), False
+        self._forget_numbers()
+
+    def _forget_numbers(self) -> None:
+        self._derived, self._numbers, self._read, self._norms = WeakIdKeyDictionary(), [], [], []
+
+    def norm(self) -> float | None:
+        """The norm that all clipping of this step has used, if it is known."""
+        found: set[float] = set()
+        for number in self._norms:
+            if any(p.is_partial() for p in getattr(number, "placements", ())):
+                return None
+            found.add(float(local_of(number)))
+        return found.pop() if len(found) == 1 else None
+
+    def pause(self) -> None:
+        """Looks no more until `resume`."""
+        if self._looks:
+            self._looks = False
+            self._move(is_in=False)
+
+    def resume(self) -> None:
+        """Looks again, if it has begun."""
+        if self._known and not self._looks:
+            self._looks = True
+            self._move(is_in=True)
+
+    def leave(self, names: Iterable[str]) -> None:
+        """Gradients of these names are recorded: their clipping is one that torch makes."""
+        self._done |= set(names)
+        self.has_clipped = True
+
+    def see_replaced(self) -> None:
+        """Takes up what the script has assigned to `grad` in place of a gradient."""
+        if not self._known:
+            return
+        own = dict(self._gradients())
+        replaced = [n for n, t in self._known.items() if own.get(n) is not t]
+        if not replaced and len(own) == len(self._known):
+            return
+        for name in replaced:
+            if name in own:
+                self._settle(name, self._known[name].detach(), own[name])
+            else:
+                self.before.pop(name, None)
+        self._known = own
+        self._find_places()
+
+    def _move(self, *, is_in: bool) -> None:
+        """Enters or leaves the stack of modes at its bottom."""
+        above = []
+        while len(dispatch._get_current_dispatch_mode_stack()) > 0:
+            mode = dispatch._pop_mode()
+            if mode is not self:
+                above.append(mode)
+        if is_in:
+            dispatch._push_mode(self)
+        for mode in reversed(above):
+            dispatch._push_mode(mode)
+
+    def _find_places(self) -> None:
+        self._places = {}
+        for name, gradient in self._known.items():
+            if gradient.layout == torch.strided:
+                storage, begin, end = _span(local_of(gradient))
+                self._places.setdefault(storage, []).append((begin, end, name))
+
+    # -- operators ---------------------------------------------------------------------------
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if is_own() or not self._looks:
+            return func(*args, **kwargs)
+        self.see_replaced()
+        leaves = tree_leaves((args, kwargs))
+        if func.namespace in _COLLECTIVES:
+            return self._collective(func, args, kwargs, leaves)
+        if not func._schema.is_mutable:
+            result = func(*args, **kwargs)
+            self._note_derived(func, leaves, result)
+            return result
+        written = list(_written(func, args, kwargs))
+        names = self._names_of(written)
+        open_ = [n for n in names if n not in self._done]
+        held = {n: self._known[n].detach().clone() for n in open_}
+        result = func(*args, **kwargs)
+        self._note_written(func, args, kwargs, held)
+        if not names:
+            self._note_derived(func, leaves, written)
+        return result
+
+    def _collective(self, func: Any, args: Any, kwargs: Any, leaves: list[Any]) -> Any:
+        """Calls an operator that exchanges tensors. Schemas of c10d do not say what they write."""
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        is_in_place = func._schema.name.endswith("_")
+        if is_in_place:
+            self._drop(self._names_of(tensors))
+        result = func(*args, **kwargs)
+        self._note_derived(func, leaves, [tensors, result] if is_in_place else result)
+        return result
+
+    def _note_written(self, func: Any, args: Any, kwargs: Any, held: dict[str, Any]) -> None:
+        """An operator has changed gradients, which were `held` before."""
+        name = _name_of(func)
+        others = [leaf for leaf in tree_leaves((args[1:], kwargs)) if not isinstance(leaf, bool)]
+        if name in _LIMITS:
+            self._keep(held)
+        elif name in _SCALINGS and all(_is_number(other) for other in others):
+            sources = self._sources_of(others)
+            changed = {n: t for n, t in held.items() if self._differs(n, t)} if sources else {}
+            # Python may have read a norm for a log, and divide by the number of ranks, which is 1.
+            if changed or any(isinstance(other, torch.Tensor) for other in others):
+                self._norms += sources if held else []
+            self._keep(changed)
+        elif name.startswith("_amp_"):
+            return  # it takes the loss scale out
+        else:
+            limited = any(t in self._limited for t in others if isinstance(t, torch.Tensor))
+            for each, tensor in held.items():
+                self._settle(each, tensor, self._known[each], is_limited=limited)
+
+    def _sources_of(self, factors: list[Any]) -> list[torch.Tensor]:
+        """The norms from which factors may have been computed; none if they are no such numbers."""
+        tensors = [factor for factor in factors if isinstance(factor, torch.Tensor)]
+        found = [n for n in map(self._derived.get, tensors) if n is not None]
+        return found if tensors else list(self._read)
+
+    def _settle(
+        self, name: str, before: torch.Tensor, after: torch.Tensor, *, is_limited: bool = False
+    ) -> None:
+        """A gradient was written over: by itself times one factor, by its limited self, or anew."""
+        is_limited = is_limited or after in self._limited
+        if name in self._done:
+            return
+        a, b = local_of(before), local_of(after)
+        if is_limited:
+            self._keep({name: before.clone()})
+        elif a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b):
+            return
+        elif (self._numbers or self._read) and _is_scaled(a, b):
+            self._norms += self._read
+            self._keep({name: before.clone()})
+        else:
+            self._drop([name])
+
+    def _differs(self, name: str, held: torch.Tensor) -> bool:
+        return not torch.equal(local_of(held), local_of(self._known[name]))
+
+    def _keep(self, held: dict[str, torch.Tensor]) -> None:
+        if not held:
+            return
+        self._on_clipping()
+        self.has_clipped = True
+        for name, tensor in held.items():
+            self.before.setdefault(name, tensor)
+
+    def _drop(self, names: Iterable[str]) -> None:
+        """What is written now completes these gradients; numbers of the old ones are forgotten."""
+        found = [name for name in names if name not in self._done]
+        for name in found:
+            self.before.pop(name, None)
+        if found:
+            self._forget_numbers()
+            self.has_clipped = bool(self.before or self._done)
+
+    def _note_derived(self, func: Any, inputs: list[Any], outputs: Any) -> None:
+        tensors = [leaf for leaf in inputs if isinstance(leaf, torch.Tensor)]
+        if not any(t in self._derived or self._is_gradient(t) for t in tensors):
+            return
+        name = _name_of(func)
+        if name == "_local_scalar_dense":
+            if tensors[0].is_floating_point() and tensors[0] in self._derived:
+                self._read.append(self._derived[tensors[0]])
+            return
+        limits = name in _LIMITS or any(t in self._limited for t in tensors)
+        numbers = [t for t in tensors if t in self._derived and t.numel() == 1]
+        numbers = [t for t in numbers if t.is_floating_point()]
+        is_of_one = name in _OF_FACTORS and len(numbers) == 1
+        found = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, torch.Tensor)]
+        found += [leaf._local_tensor for leaf in found if is_dtensor(leaf)]
+        for leaf in found:
+            if self._is_gradient(leaf):
+                continue
+            is_number = leaf.numel() == 1 and leaf.is_floating_point()
+            self._derived[leaf] = None
+            if is_number:
+                self._derived[leaf] = self._derived[numbers[0]] if is_of_one else leaf
+                self._numbers.append(leaf)
+            if limits and any(leaf.shape == t.shape for t in tensors):
+                self._limited[leaf] = None
+
+    # -- memory ------------------------------------------------------------------------------
+
+    def _is_gradient(self, tensor: torch.Tensor) -> bool:
+        return bool(self._names_of([tensor]))
+
+    def _names_of(self, tensors: Iterable[torch.Tensor]) -> list[str]:
+        """The gradients whose memory the tensors share."""
+        found: dict[str, None] = {}
+        for tensor in tensors:
+            if tensor.layout != torch.strided:
+                continue
+            storage, begin, end = _span(local_of(tensor))
+            for first, last, name in self._places.get(storage, []):
+                if begin < last and first < end:
+                    found[name] = None
+        return list(found)
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """The storage of a tensor, and the bytes from its first element to its last one there."""
+    size = tensor.element_size()
+    begin = tensor.storage_offset() * size
+    if tensor.numel() == 0:
+        return 0, 0, 0
+    steps = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.untyped_storage().data_ptr(), begin, begin + (steps + 1) * size
+
+
+def _name_of(func: Any) -> str:
+    """The name of an operator, without what marks it as one in place."""
+    name: str = func._schema.name.rpartition("::")[2]
+    return name.removesuffix("_") if not name.startswith("__") else name
+
+
+def _written(func: Any, args: Any, kwargs: Any) -> Iterator[torch.Tensor]:
+    """The tensors that an operator writes to."""
+    for at, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        value = args[at] if at < len(args) else kwargs.get(argument.name)
+        yield from (leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor))
+
+
+def _is_number(value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) or value.numel() == 1
+
+
+def _is_scaled(before: torch.Tensor, after: torch.Tensor) -> bool:
+    """Whether all elements have changed by one factor."""
+    if before.shape != after.shape or not before.numel() or not before.is_floating_point():
+        return False
+    a, b = before.double(), after.double()
+    factor = (a * b).sum() / (a * a).sum()
+    allowed = _ROUNDINGS * max(torch.finfo(t.dtype).eps for t in (before, after))
+    return bool(((b - factor * a).abs() <= allowed * (factor * a).abs()).all())
