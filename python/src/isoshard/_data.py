@@ -47,6 +47,7 @@ class Finding:
     numbers: Mapping[str, float | list[int]] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
     kind: str = "data_id"
+    call: int = 0
     only_if_diverging: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -55,6 +56,7 @@ class Finding:
             "step": self.step,
             "kind": self.kind,
             "name": self.name,
+            "call": self.call,
             "finding": {"id": self.id, "numbers": dict(self.numbers), "words": self.words},
             "cause": "" if self.cause is None else asdict(self.cause),
             "ranks": self.ranks,
