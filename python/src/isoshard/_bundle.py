@@ -301,7 +301,10 @@ def files_of(manifest: Mapping[str, Any], directory: Path) -> dict[str, str]:
 
 
 def write_part(
-    directory: Path, target: Path, keeps: Callable[[int, dict[str, Any]], bool]
+    directory: Path,
+    target: Path,
+    keeps: Callable[[int, dict[str, Any]], bool],
+    keeps_journal: Callable[[int], bool] = lambda step: True,
 ) -> None:
     """A copy of a bundle with the records of which `keeps` is true, by their step.
 
@@ -324,7 +327,7 @@ def write_part(
             kept = [r for r in content["records"] if keeps(step, r)]
             entries = [Entry(r, tensors[f"{r['kind']}/{r['name']}/{r['call']}"]) for r in kept]
             notes = {k: v for k, v in content.items() if k not in OF_WRITE_RANK}
-            journal = content.get("journal")
+            journal = content.get("journal") if keeps_journal(step) else None
             write_rank(target, manifest["run"], rank, step, entries, journal, notes)
     if (directory / RESPONSES).exists():
         content = _read_json(directory / RESPONSES)

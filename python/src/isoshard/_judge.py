@@ -421,7 +421,7 @@ class Driver:
         with self.seconds.measure("compare"), tempfile.TemporaryDirectory(prefix="isoshard-") as f:
             parts = [Path(f) / "reference", Path(f) / "run"]
             for whole, part in zip((reference, run), parts, strict=True):
-                _bundle.write_part(whole, part, parting.keeps)
+                _bundle.write_part(whole, part, parting.keeps, parting.keeps_journal)
             notes = settle(*parts)
             resolve(*parts)
             return _verdict.compare(

@@ -61,6 +61,10 @@ class Parting:
         is_of_pass = record["kind"] in _OF_PASSES or _is_loss(record)
         return (is_read and self.part >= Part.READS) or (is_of_pass and self.part >= Part.PASSES)
 
+    def keeps_journal(self, step: int) -> bool:
+        """Whether the collective calls of a step are compared."""
+        return step != self.step or self.part >= Part.PASSES
+
 
 def _begin_of(step: int) -> Part:
     return Part.READS if step == 0 else Part.NOTHING
@@ -443,6 +447,8 @@ def replicas_apart(reference: Path, run: Path) -> Parting | None:
         return None
     for step in _bundle.read_manifest(run)["steps"]:
         ranks = [_Rank(run, step, rank) for rank in range(mesh.size)]
+        if any(rank.is_idle or not rank.names("grad") for rank in ranks):
+            return None  # the ranks' steps are not of the same passes
         held = [rank.parameters() for rank in ranks]
         is_whole = all(
             of_rank.keys() == shapes.keys()

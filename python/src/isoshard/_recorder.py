@@ -37,6 +37,8 @@ _SAMPLE_KINDS = ("activation", "activation_grad", "data_id")
 _WAIT_VARIABLE = "ISOSHARD_WAIT_SECONDS"
 #: How long rank 0 waits for others to say that they are done, after all their files are there.
 _GRACE_SECONDS = 5.0
+#: How long a rank that has made no step waits for the others' end: they may wait for it.
+_IDLE_SECONDS = 10.0
 
 
 def world() -> tuple[int, int]:
@@ -479,7 +481,7 @@ class Recorder:
             self.comparison.close()
         unfinished = [self.step] if self._unfinished else []
         if not self.steps and not unfinished:
-            raise _no_step()
+            raise _no_step(self.rank)
         if self.world_size > 1:
             own = _bundle.End(self.steps, unfinished)
             _bundle.leave_end(self.directory, self.run, self.rank, own)
@@ -491,15 +493,16 @@ class Recorder:
             _wait_seconds(),
         )
         if self.rank > 0:
-            self._wait_for_manifest()
-            if not self.steps and not self.directory.exists():
-                raise _no_step()
+            limit = _wait_seconds()
+            self._wait_for_manifest(limit if self.steps else min(_IDLE_SECONDS, limit))
+            if not self.steps and not (self.directory / _bundle.MANIFEST).exists():
+                raise _no_step(self.rank)  # others may wait for this rank
             return
         if self.world_size > 1:
             self.steps = self._steps_of_all(self.steps)
         if not self.steps:
             _bundle.remove_bundle(self.directory)
-            raise _no_step()
+            raise _no_step(self.rank)
         _bundle.seal(self.directory, self.manifest())
 
     def _steps_of_all(self, own: list[int]) -> list[int]:
@@ -514,8 +517,8 @@ class Recorder:
         _bundle.remove_steps(self.directory, of_all - made)
         return sorted(made & of_all)
 
-    def _wait_for_manifest(self) -> None:
-        end = time.monotonic() + _wait_seconds()
+    def _wait_for_manifest(self, limit: float) -> None:
+        end = time.monotonic() + limit
         while not (self.directory / _bundle.MANIFEST).exists() and time.monotonic() < end:
             if not self.directory.exists():
                 return  # no rank has made a step
@@ -563,10 +566,11 @@ class Recorder:
         return str(run[0])
 
 
-def _no_step() -> RecordError:
+def _no_step(rank: int) -> RecordError:
     return RecordError(
-        "A recording must see at least one optimizer step, got none. Give the optimizer that the "
-        "script steps, and let the recorded part contain its step()."
+        f"A recording must see at least one optimizer step, got none on rank {rank}. Let the "
+        "script train for a step, give isoshard.record the optimizer that the script steps, and "
+        "let the recorded part contain its step()."
     )
 
 
