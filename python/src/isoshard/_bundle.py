@@ -197,7 +197,7 @@ def wait_for_ranks(
             for p in missing
             if p.stem not in over and (not p.exists() or p.read_text().strip() != run)
         ]
-        if not missing:
+        if not missing or (directory / MANIFEST).exists():  # rank 0 has seen all of it
             return
         if time.monotonic() > end:
             raise RecordError(

@@ -337,6 +337,8 @@ def _about_whole(
                 cut |= {(dim, size) for dim, size in enumerate(shape) if theirs[call][dim] < size}
     found = []
     for name, having in whole.items():
+        if len({mesh.share(rank) for rank, own in enumerate(ranks) if own.get(name)}) == 1:
+            continue  # others have no samples: too few were left for all
         shape = wanted[name][0]
         is_cut_elsewhere = any((dim, size) in cut for dim, size in enumerate(shape))
         if cut and not is_cut_elsewhere:

@@ -140,7 +140,7 @@ def where_ranks_part(reference: Path, run: Path) -> Parting | None:
     """
     if mesh_of_bundle(reference).size > 1:
         return None
-    mesh = mesh_of_bundle(run)
+    mesh, is_whole = mesh_of_bundle(run), "compared_with" not in _bundle.read_manifest(run)
     known = _bundle.read_manifest(reference)["steps"]
     for step in _bundle.read_manifest(run)["steps"]:
         with _bundle.checked(run):
@@ -149,7 +149,7 @@ def where_ranks_part(reference: Path, run: Path) -> Parting | None:
         if found is None and step in known:
             found = _Samples(reference, run, step, mesh).parting()
         if found is not None:
-            return found
+            return found if is_whole else None  # a part of what was compared cannot be judged
     return None
 
 
