@@ -107,6 +107,8 @@ for step in range(steps):
         pass
     elif variant == "step_on_last_rank" and rank < world - 1:
         pass
+    elif variant == "step_skipped" and is_odd and step == 0:
+        pass
     elif variant == "step_once" and is_odd and step > 0:
         pass
     elif variant == "step_on_first_rank_and_sent" and is_odd:
@@ -151,6 +153,13 @@ if variant == "pass_after_the_last_step":
             {"rank": 0, "steps": 0, "other": 1, "other_steps": 1},
             ("param", "embed.weight", 0),
             [0],
+        ),
+        (
+            "step_skipped",
+            "optimizer_steps_differ",
+            {"rank": 1, "steps": 0, "other": 0, "other_steps": 1},
+            ("param", "embed.weight", 0),
+            [1],
         ),
         (
             "step_once",

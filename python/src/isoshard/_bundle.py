@@ -133,6 +133,7 @@ def write_rank(
     - `sites`, the lines of the script that made tensors (_call_sites);
     - `buffers`, fingerprints of those that a recording begins with (_buffers);
     - `tables`, the parameters that are frozen tables (_frozen_tables);
+    - `backward_passes`, the number of all since the step before (_rank_counts);
     - `no_gradients`, true where an optimizer step found none (_rank_counts);
     - `unfinished`, the backward passes of a step that the script did not make (_rank_counts).
     """

@@ -656,6 +656,7 @@ class Hooks:
                 f"An optimizer step must have gradients, got none in step {self.recorder.step}. "
                 "Let the script call backward before it, and not zero_grad in between."
             )
+        self.recorder.backward_passes = self._passes_since_step
         self.recorder.has_no_gradients = not self._recorded  # other ranks may have them
         if len(self._unused) <= self._micro:
             self.recorder.forget_micro_batches(self._unused)

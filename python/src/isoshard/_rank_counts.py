@@ -147,7 +147,8 @@ def where_ranks_part(reference: Path, run: Path) -> Parting | None:
             ranks = [_Rank(run, step, rank) for rank in range(mesh.size)]
         found = _steps_missing(ranks) or _steps_made_again(ranks) or _gradients_missing(ranks)
         if found is None and step in known:
-            found = _Samples(reference, run, step, mesh).parting()
+            samples = _Samples(reference, run, step, mesh)
+            found = _steps_skipped(ranks, samples) or samples.parting()
         if found is not None:
             return found if is_whole else None  # a part of what was compared cannot be judged
     return None
@@ -184,6 +185,30 @@ def _steps_made_again(ranks: Sequence[_Rank]) -> Parting | None:
     again = next((i for i, r in enumerate(later) if not r.is_idle), len(later))
     before = [_Rank(r.run, step, r.rank) for r in (*idle, others[0])]
     return Parting(_about_steps(before[:-1], before[-1], 1 + again), step, Part.ALL)
+
+
+def _steps_skipped(ranks: Sequence[_Rank], samples: _Samples) -> Parting | None:
+    """Whether ranks made several times the others' backward passes before they stepped.
+
+    They threw gradients away in place of a step: all of their samples are those of a later one.
+    """
+    counts = {r: int(ranks[r].content.get("backward_passes", 0)) for r in samples.of_ranks}
+    least = min(counts.values(), default=0)
+    wanted = {_key(sample) for sample in samples.wanted}
+    late = [
+        rank
+        for rank, count in counts.items()
+        if least > 0 and count > least and count % least == 0
+        if not wanted & {_key(sample) for sample in samples.of_ranks[rank]}
+    ]
+    others = [rank for rank in counts if counts[rank] == least]
+    if not late or len(late) + len(others) < len(counts):
+        return None
+    if any(_key(sample) not in wanted for r in others for sample in samples.of_ranks[r]):
+        return None
+    step = ranks[0].step
+    found = _about_steps([ranks[r] for r in late], ranks[others[0]], 0)
+    return Parting(found, step, _begin_of(step))
 
 
 def _about_steps(ranks: Sequence[_Rank], other: _Rank, steps: int) -> Finding:

@@ -128,6 +128,7 @@ class Recorder:
         self._is_prepared = False
         self._unread = 0  # forward passes of the current step that were forgotten
         self._unfinished = 0  # backward passes of a step that the script has not made
+        self.backward_passes = 0  # since the step before, also those whose gradients were cleared
         self.has_no_gradients = False  # whether the current step was made without any
         self._passes: dict[str, list[tuple[int, int]]] = {}  # of the current step's inputs
         self.sites = CallSites()
@@ -398,6 +399,8 @@ class Recorder:
         notes: dict[str, Any] = {"unread": self._unread} if self._unread else {}
         if self._unfinished:
             notes["unfinished"] = self._unfinished
+        if self.world_size > 1 and self.backward_passes:
+            notes["backward_passes"], self.backward_passes = self.backward_passes, 0
         if self.has_no_gradients:
             notes["no_gradients"], self.has_no_gradients = True, False
         if self._passes:
