@@ -138,17 +138,20 @@ def where_ranks_part(reference: Path, run: Path) -> Parting | None:
 
     Errors: RunError if a rank made no step, or had no gradients, and it is not known to be wrong.
     """
-    if mesh_of_bundle(reference).size > 1:
-        return None
-    mesh, is_whole = mesh_of_bundle(run), "compared_with" not in _bundle.read_manifest(run)
-    known = _bundle.read_manifest(reference)["steps"]
-    for step in _bundle.read_manifest(run)["steps"]:
+    with _bundle.checked(run):
+        manifest, of_reference = _bundle.read_manifest(run), _bundle.read_manifest(reference)
+        mesh, is_whole = mesh_of_bundle(run), "compared_with" not in manifest
+        steps, known = manifest["steps"], of_reference["steps"]
+        if mesh_of_bundle(reference).size > 1:
+            return None
+    for step in steps:
         with _bundle.checked(run):
             ranks = [_Rank(run, step, rank) for rank in range(mesh.size)]
         found = _steps_missing(ranks) or _steps_made_again(ranks) or _gradients_missing(ranks)
         if found is None and step in known:
-            samples = _Samples(reference, run, step, mesh)
-            found = _steps_skipped(ranks, samples) or samples.parting()
+            with _bundle.checked(run):
+                samples = _Samples(reference, run, step, mesh)
+                found = _steps_skipped(ranks, samples) or samples.parting()
         if found is not None:
             return found if is_whole else None  # a part of what was compared cannot be judged
     return None
@@ -272,25 +275,18 @@ class _Samples:
     """The samples of a step: whose they are, and which are missing, cut or too many."""
 
     def __init__(self, reference: Path, run: Path, step: int, mesh: Mesh) -> None:
-        self.run, self.step, self.mesh = run, step, mesh
+        self.reference, self.step, self.mesh = reference, step, mesh
         self.wanted: list[Sample] = []
         self.of_ranks: dict[int, list[Sample]] = {}
         self.cut: list[_Cut] = []
         self.more: list[Sample] = []  # what ranks have and the reference has not
+        self.missing: list[Sample] = []
         axes = [axis for axis, degree in mesh.axes.items() if degree > 1]
         if mesh.data_degree == 1 or any(axis not in (*REPLAYED_AXES, "pp") for axis in axes):
-            self.missing: list[Sample] = []
             return  # another axis cuts samples
         self.wanted = _samples(reference, step, 0)
         self.of_ranks = {rank: _samples(run, step, rank) for rank in heads_of(mesh)}
-        self.missing = list(self.wanted)
         self._match()
-        self.earlier = {
-            _key(sample)
-            for other in _bundle.read_manifest(reference)["steps"]
-            if other < step
-            for sample in _samples(reference, other, 0)
-        }
 
     def _match(self) -> None:
         places: dict[bytes, list[int]] = {}
@@ -369,10 +365,11 @@ class _Samples:
 
     def _added(self) -> Finding | None:
         """Whether the ranks have all of the reference's samples, and some that it had before."""
-        known = self.earlier | {_key(sample) for sample in self.wanted}
         is_filled = self.wanted and not self.missing and not self.cut
         if not is_filled or not 0 < len(self.more) < self.mesh.data_degree:
             return None
+        steps = [s for s in _bundle.read_manifest(self.reference)["steps"] if s <= self.step]
+        known = {_key(sample) for s in steps for sample in _samples(self.reference, s, 0)}
         added = {_key(sample) for sample in self.more}
         if not added <= known:
             return None
