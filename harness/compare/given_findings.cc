@@ -46,14 +46,24 @@ NamedValue value_of(const std::string& name, const json& given, const std::files
 }
 
 /// Ids that another program may give. Only the judge gives the others.
-constexpr FindingId kGivenFindings[] = {FindingId::kGiven,        FindingId::kSamplesNotShared,
-                                        FindingId::kEqualInputs,  FindingId::kOtherNumberOfCalls,
-                                        FindingId::kSamplesTwice, FindingId::kSamplesMissing,
-                                        FindingId::kBufferDiffers};
+constexpr FindingId kGivenFindings[] = {FindingId::kGiven,
+                                        FindingId::kSamplesNotShared,
+                                        FindingId::kEqualInputs,
+                                        FindingId::kOtherNumberOfCalls,
+                                        FindingId::kSamplesTwice,
+                                        FindingId::kSamplesMissing,
+                                        FindingId::kBufferDiffers,
+                                        FindingId::kSamplesShortened,
+                                        FindingId::kSamplesAdded,
+                                        FindingId::kOptimizerStepsDiffer,
+                                        FindingId::kGradientMissingOnRank,
+                                        FindingId::kReplicasDiffer};
 constexpr CauseId kGivenCauses[] = {
-    CauseId::kGivenCause,           CauseId::kNoDataSampler,   CauseId::kOtherMicroBatches,
-    CauseId::kOwnSamplesOnEachRank, CauseId::kBatchStatistics, CauseId::kMeanOfOwnLabels,
-    CauseId::kFunctionWrong,        CauseId::kSamplesLeftOut,  CauseId::kStepSkipped};
+    CauseId::kGivenCause,           CauseId::kNoDataSampler,         CauseId::kOtherMicroBatches,
+    CauseId::kOwnSamplesOnEachRank, CauseId::kBatchStatistics,       CauseId::kMeanOfOwnLabels,
+    CauseId::kFunctionWrong,        CauseId::kSamplesLeftOut,        CauseId::kStepSkipped,
+    CauseId::kSamplesCut,           CauseId::kSamplesRepeatedToFill, CauseId::kStepsOfRanksDiffer,
+    CauseId::kGradientsCleared,     CauseId::kReplicasTrainApart};
 
 template <TabledId Id>
 struct GivenId {

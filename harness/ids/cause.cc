@@ -534,6 +534,17 @@ constexpr auto kCauses = [] {
       {kStepSkipped, "optimizer_step_skipped",
        "has the samples of steps {steps} of the reference: the optimizer does not step between "
        "them"},
+      // ---- what ranks do, counted by the Python package ----
+      {kSamplesCut, "samples_cut", "the rank cuts samples to another length than the others"},
+      {kSamplesRepeatedToFill, "samples_repeated_to_fill",
+       "a sampler repeats samples so that all ranks have as many, as DistributedSampler does "
+       "without drop_last"},
+      {kStepsOfRanksDiffer, "steps_of_ranks_differ",
+       "whether and how often the optimizer steps depends on the rank, or on its own loss or data"},
+      {kGradientsCleared, "gradients_cleared",
+       "the rank clears its gradients between backward and step, or steps without backward"},
+      {kReplicasTrainApart, "replicas_train_apart",
+       "gradients are not reduced over the data-parallel ranks before each step"},
   });
 }();
 static_assert(is_complete(kCauses), "kCauses must have one row for each CauseId, in its order");

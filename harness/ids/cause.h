@@ -260,6 +260,12 @@ enum class CauseId : std::uint16_t {
   kSamplesForeign,
   kStepWithoutForward,
   kStepSkipped,
+  // what ranks do, counted by the Python package
+  kSamplesCut,
+  kSamplesRepeatedToFill,
+  kStepsOfRanksDiffer,
+  kGradientsCleared,
+  kReplicasTrainApart,
   kEnd  ///< behind the last id
 };
 

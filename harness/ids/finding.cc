@@ -144,6 +144,24 @@ constexpr auto kFindings = [] {
        "is a buffer with other values than in the single process: norm {norm:.6g}, not "
        "{reference_norm:.6g}",
        ""},
+      // ---- what ranks do, counted by the Python package ----
+      {kSamplesShortened, "samples_shortened",
+       "{shortened} of rank {rank}'s {samples} samples have {length} of the single process's "
+       "{whole} positions, and what they lack is no padding",
+       ""},
+      {kSamplesAdded, "samples_added",
+       "the ranks have {samples} samples, {added} more than the single process, all of whose "
+       "samples they have",
+       ""},
+      {kOptimizerStepsDiffer, "optimizer_steps_differ",
+       "gets {steps} optimizer step{steps:s} on rank {rank}, and {other_steps} on rank {other}",
+       ""},
+      {kGradientMissingOnRank, "gradient_missing_on_rank",
+       "is missing on rank {rank} when its optimizer steps, and rank {other} has it", ""},
+      {kReplicasDiffer, "replicas_differ",
+       "differs between ranks {rank} and {other}, whose weights are equal before the step and "
+       "{distance:.3g} times as far apart after it as the step moves them",
+       ""},
   });
 }();
 static_assert(is_complete(kFindings),

@@ -66,6 +66,12 @@ enum class FindingId : std::uint8_t {
   kSamplesTwice,
   kSamplesMissing,
   kBufferDiffers,
+  // what ranks do, counted by the Python package
+  kSamplesShortened,
+  kSamplesAdded,
+  kOptimizerStepsDiffer,
+  kGradientMissingOnRank,
+  kReplicasDiffer,
   kEnd  ///< behind the last id
 };
 

@@ -479,7 +479,7 @@ class AutoRecorder:
             return
         try:
             self.hooks.finish()
-            if not self.recorder.steps:
+            if not self.recorder.steps and not self.recorder.is_unfinished:
                 raise RecordError(
                     f"Rank {rank} must make at least one optimizer step, got none before the "
                     "script ended. Let the script train for a step, or record with "

@@ -9,9 +9,9 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +135,10 @@ def write_rank(
     - `labels` and `losses` of the passes (_means);
     - `sites`, the lines of the script that made tensors (_call_sites);
     - `buffers`, fingerprints of those that a recording begins with (_buffers);
-    - `tables`, the parameters that are frozen tables (_frozen_tables).
+    - `tables`, the parameters that are frozen tables (_frozen_tables);
+    - `backward_passes`, the number of all since the step before (_rank_counts);
+    - `no_gradients`, true where an optimizer step found none (_rank_counts);
+    - `unfinished`, the backward passes of a step that the script did not make (_rank_counts).
     """
     names = [e.tensor_name for e in entries]
     if len(set(names)) < len(names):
@@ -184,7 +187,7 @@ def wait_for_folder(directory: Path, run: str, limit: float) -> None:
 def wait_for_ranks(
     directory: Path, run: str, steps: Sequence[int], world: int, limit: float
 ) -> None:
-    """Waits until every rank has written every step."""
+    """Waits until every rank has written every step, or has left its end (`leave_end`)."""
     end = time.monotonic() + limit
     missing = [
         step_folder(directory, step) / f"{rank_stem(rank)}.done"
@@ -192,8 +195,13 @@ def wait_for_ranks(
         for rank in range(world)
     ]
     while True:
-        missing = [p for p in missing if not p.exists() or p.read_text().strip() != run]
-        if not missing:
+        over = {rank_stem(r) for r in range(world) if _end_file(directory, run, r).exists()}
+        missing = [
+            p
+            for p in missing
+            if p.stem not in over and (not p.exists() or p.read_text().strip() != run)
+        ]
+        if not missing or (directory / MANIFEST).exists():  # rank 0 has seen all of it
             return
         if time.monotonic() > end:
             raise RecordError(
@@ -202,6 +210,44 @@ def wait_for_ranks(
                 "are missing). Does every rank train, and do all nodes see the folder?"
             )
         time.sleep(0.01)
+
+
+@dataclass(frozen=True)
+class End:
+    """What a rank has written when its recording ends."""
+
+    steps: list[int]
+    unfinished: list[int]  # steps that it began, and did not make
+
+
+def _end_file(directory: Path, run: str, rank: int) -> Path:
+    return directory / f"{_CLAIM}{run}.{rank_stem(rank)}"
+
+
+def leave_end(directory: Path, run: str, rank: int, end: End) -> None:
+    """Tells rank 0 that nothing more comes of a rank."""
+    file = _end_file(directory, run, rank)
+    temporary = file.with_name(file.name + ".tmp")
+    try:
+        temporary.write_text(json.dumps(asdict(end)))
+        temporary.replace(file)
+    except FileNotFoundError:
+        return  # rank 0 had all files, and has sealed the bundle or given up
+
+
+def wait_for_ends(directory: Path, run: str, world: int, limit: float) -> list[End]:
+    """The ends of all ranks, or of those that have left one within the limit."""
+    until = time.monotonic() + limit
+    files = [_end_file(directory, run, rank) for rank in range(world)]
+    while not all(file.exists() for file in files) and time.monotonic() < until:
+        time.sleep(0.01)
+    return [End(**json.loads(file.read_text())) for file in files if file.exists()]
+
+
+def remove_steps(directory: Path, steps: Iterable[int]) -> None:
+    """Removes the files of steps that are not judged."""
+    for step in steps:
+        shutil.rmtree(step_folder(directory, step), ignore_errors=True)
 
 
 def seal(directory: Path, manifest: Mapping[str, Any]) -> None:
@@ -256,6 +302,43 @@ def files_of(manifest: Mapping[str, Any], directory: Path) -> dict[str, str]:
                 "Record the bundle anew."
             )
     return dict(files)
+
+
+def write_part(
+    directory: Path,
+    target: Path,
+    keeps: Callable[[int, dict[str, Any]], bool],
+    keeps_journal: Callable[[int], bool] = lambda step: True,
+) -> None:
+    """A copy of a bundle with the records of which `keeps` is true, by their step.
+
+    Steps of which nothing is left are not in it.
+    """
+    remove_bundle(target)
+    manifest = read_manifest(directory)
+    steps = []
+    for step in manifest["steps"]:
+        ranks = [
+            int(path.stem.removeprefix("rank"))
+            for path in sorted(step_folder(directory, step).glob("*.json"))
+        ]
+        contents = {rank: read_records(directory, step, rank) for rank in ranks}
+        if not any(keeps(step, r) for content in contents.values() for r in content["records"]):
+            continue
+        steps.append(step)
+        for rank, content in contents.items():
+            tensors = read_tensors(directory, step, rank)
+            kept = [r for r in content["records"] if keeps(step, r)]
+            entries = [Entry(r, tensors[f"{r['kind']}/{r['name']}/{r['call']}"]) for r in kept]
+            notes = {k: v for k, v in content.items() if k not in OF_WRITE_RANK}
+            journal = content.get("journal") if keeps_journal(step) else None
+            write_rank(target, manifest["run"], rank, step, entries, journal, notes)
+    if (directory / RESPONSES).exists():
+        content = _read_json(directory / RESPONSES)
+        of_steps = [r for r in content["responses"] if r["step"] in steps and keeps(r["step"], r)]
+        (target / RESPONSES).write_text(json.dumps({**content, "responses": of_steps}))
+    others = {key: value for key, value in manifest.items() if key != "files"}
+    seal(target, {**others, "steps": steps})
 
 
 def with_inputs_alone(directory: Path, target: Path) -> Path:

@@ -47,6 +47,7 @@ class Finding:
     numbers: Mapping[str, float | list[int]] = field(default_factory=dict)
     words: dict[str, str] = field(default_factory=dict)
     kind: str = "data_id"
+    call: int = 0
     only_if_diverging: bool = False
 
     def to_json(self) -> dict[str, Any]:
@@ -55,6 +56,7 @@ class Finding:
             "step": self.step,
             "kind": self.kind,
             "name": self.name,
+            "call": self.call,
             "finding": {"id": self.id, "numbers": dict(self.numbers), "words": self.words},
             "cause": "" if self.cause is None else asdict(self.cause),
             "ranks": self.ranks,
@@ -335,6 +337,8 @@ def _about_whole(
                 cut |= {(dim, size) for dim, size in enumerate(shape) if theirs[call][dim] < size}
     found = []
     for name, having in whole.items():
+        if len({mesh.share(rank) for rank, own in enumerate(ranks) if own.get(name)}) == 1:
+            continue  # others have no samples: too few were left for all
         shape = wanted[name][0]
         is_cut_elsewhere = any((dim, size) in cut for dim, size in enumerate(shape))
         if cut and not is_cut_elsewhere:

@@ -110,6 +110,7 @@ class Hooks:
         self._stepped: set[int] = set()
         self._is_cleared = False  # whether gradients were cleared since backward
         self._unused: set[int] = set()  # micro-batches that backward has not come to
+        self._passes_since_step = 0  # backward passes after the last step
         self._is_open = False  # whether a step was made whose parameters may still change
         self._uncast: dict[str, torch.Tensor] = {}  # the parameters before a cast after such a step
         self._names = {id(p): n for n, p in named_parameters(self.model)}
@@ -345,7 +346,14 @@ class Hooks:
         """Ends a step that is open, and takes all hooks off."""
         if self._active:
             self._guarded(self._close)()
+        if self._active and self.recorder.world_size > 1 and self._passes_since_step:
+            self._guarded(self._leave_unfinished)()
         self.detach()
+
+    @not_journaled
+    def _leave_unfinished(self) -> None:
+        self._record_parameters(is_final=True)
+        self.recorder.leave_unfinished(self._passes_since_step)
 
     def detach(self) -> None:
         """Takes all hooks off."""
@@ -513,6 +521,7 @@ class Hooks:
                 self.recorder.journal.phase = BACKWARD
                 self.recorder.sites.see(_call_sites.BACKWARD)
                 roots = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
+                self._passes_since_step += 1
                 if len(roots) == 1 and roots[0].numel() == 1:
                     self._losses.append(local_of(roots[0].detach()).clone())
             try:
@@ -664,16 +673,19 @@ class Hooks:
 
     def _end_update(self) -> None:
         """All optimizers have made their step. It stays open, for what the script does after it."""
-        if not self._recorded:
+        if not self._recorded and self.recorder.world_size == 1:
             raise RecordError(
                 f"An optimizer step must have gradients, got none in step {self.recorder.step}. "
                 "Let the script call backward before it, and not zero_grad in between."
             )
+        self.recorder.backward_passes = self._passes_since_step
+        self.recorder.has_no_gradients = not self._recorded  # other ranks may have them
         if len(self._unused) <= self._micro:
             self.recorder.forget_micro_batches(self._unused)
         self._record_buffers()
         self.recorder.end_update()
         self._begin_anew()
+        self._passes_since_step = 0
         self._is_open = True
 
     def _begin_anew(self) -> None:

@@ -29,6 +29,7 @@ from .errors import Divergence, RecordError, RunError, UsageError
 
 if TYPE_CHECKING:
     from ._data import Finding
+    from ._rank_counts import Parting
 
 NUM_PERTURBED = 3
 _DIVERGES, _USAGE, _BAD_FILE = 1, 2, 3  # of isoshard-judge
@@ -360,8 +361,17 @@ class Driver:
 
     def judge_run(self, reference: Path) -> int:
         """Runs the command, and compares it with the reference."""
+        from ._rank_counts import where_ranks_part
+
         run = self._judged_run()
-        code = self._compare(reference, run)
+        if parting := where_ranks_part(reference, run):
+            return self._judge_parting(reference, run, parting)
+        try:
+            code = self._compare(reference, run)
+        except UsageError:
+            if self._judge_replicas(reference, run):
+                return _DIVERGES
+            raise
         if code in (_USAGE, _BAD_FILE):
             return self._judge_what_can_be(reference, run, code)
         if code == _DIVERGES:
@@ -373,6 +383,7 @@ class Driver:
 
         `code` is its exit code: for other settings, or for records that do not fit together.
         """
+        from ._rank_counts import advice
         from ._remains import copies_without_misfits
 
         if self.options.reference is not None:
@@ -388,18 +399,53 @@ class Driver:
                 if not self.options.quiet:
                     print(said, flush=True)
                 return _DIVERGES
+        if self._judge_replicas(reference, run):
+            return _DIVERGES
+        if hint := advice(reference, run):
+            self.say(hint)
         return code
+
+    def _judge_replicas(self, reference: Path, run: Path) -> bool:
+        """Whether ranks train apart, which shows without the reference's samples."""
+        from ._rank_counts import replicas_apart
+
+        parting = replicas_apart(reference, run)
+        return parting is not None and self._judge_parting(reference, run, parting) == _DIVERGES
+
+    def _judge_parting(self, reference: Path, run: Path, parting: Parting) -> int:
+        """Judges two runs up to where ranks part, with what is found there."""
+        from . import _bundle, _verdict
+        from ._places import resolve
+        from ._settle import settle
+
+        with self.seconds.measure("compare"), tempfile.TemporaryDirectory(prefix="isoshard-") as f:
+            parts = [Path(f) / "reference", Path(f) / "run"]
+            for whole, part in zip((reference, run), parts, strict=True):
+                _bundle.write_part(whole, part, parting.keeps, parting.keeps_journal)
+            notes = settle(*parts)
+            resolve(*parts)
+            return _verdict.compare(
+                self._compare_words(*parts),
+                *parts,
+                findings=[parting.finding],
+                causes=[],
+                notes=[*notes, BLIND] if self.is_own_reference() else notes,
+            )[0]
 
     def _diverges(
         self, reference: Path, run: Path, missing: Sequence[str], words: Sequence[str]
     ) -> bool:
-        """Whether a tensor is wrong; a run of which too little is compared does not count."""
+        """Whether a tensor is wrong; a run of which too little is compared does not count.
+
+        A rank without inputs may have had no samples left, which is no mistake.
+        """
         from ._closer import findings_of
 
         with tempfile.TemporaryDirectory(prefix="isoshard-") as folder:
             place = ["--output-dir", str(Path(folder) / "report")]
             code = self._judge_again(reference, run, missing, [*words, *place])
-            return code == _DIVERGES and bool(findings_of(Path(folder)))
+            found = [(f["kind"], f["finding"]["id"]) for f in findings_of(Path(folder))]
+            return code == _DIVERGES and bool({*found} - {("data_id", "missing_on_ranks")})
 
     def _judge_again(
         self,

@@ -37,6 +37,10 @@ _SAMPLE_KINDS = ("activation", "activation_grad", "data_id")
 #: Scalars that are recorded with the gradients.
 _OF_GRADIENTS = [("scalar", name) for name in ("loss", "loss_per_dp_rank", "grad_norm")]
 _WAIT_VARIABLE = "ISOSHARD_WAIT_SECONDS"
+#: How long rank 0 waits for others to say that they are done, after all their files are there.
+_GRACE_SECONDS = 5.0
+#: How long a rank that has made no step waits for the others' end: they may wait for it.
+_IDLE_SECONDS = 10.0
 
 
 def world() -> tuple[int, int]:
@@ -125,6 +129,9 @@ class Recorder:
         self._arena = Arena()
         self._is_prepared = False
         self._unread = 0  # forward passes of the current step that were forgotten
+        self._unfinished = 0  # backward passes of a step that the script has not made
+        self.backward_passes = 0  # since the step before, also those whose gradients were cleared
+        self.has_no_gradients = False  # whether the current step was made without any
         self._passes: dict[str, list[tuple[int, int]]] = {}  # of the current step's inputs
         self.sites = CallSites()
         self.labels = LabelCounts()
@@ -367,9 +374,14 @@ class Recorder:
         return float(self.mesh.data_degree)
 
     def place_parameters(self) -> None:
-        """Compares what a run begins with, as far as its place is known without other ranks."""
+        """Compares what a run begins with, as far as its place is known without other ranks.
+
+        Rank 0 empties the folder.
+        """
         if self.comparison is not None and self.active:
             self._entries = self.comparison.settle(self._entries, self.step)
+        if self.world_size > 1 and self.active:
+            self._prepare_folder()  # this rank may never make a step, and others wait for it
 
     # -- files -------------------------------------------------------------------------------
 
@@ -382,26 +394,32 @@ class Recorder:
         if self._entries:
             if self.comparison is not None:
                 self._entries = self.comparison.settle(self._entries, self.step)
-            if not self.steps and self.rank > 0:
-                _bundle.wait_for_folder(self.directory, self.run, _wait_seconds())
-            _bundle.write_rank(
-                self.directory,
-                self.run,
-                self.rank,
-                self.step,
-                self._entries,
-                journal,
-                self._notes(),
-            )
+            self._write(journal)
             self.steps.append(self.step)
         self.step += 1
         self._entries, self._calls, self._unread, self._is_updated = [], {}, 0, False
         self._arena.clear()
 
+    def _write(self, journal: dict[str, Any] | None = None) -> None:
+        if not self.steps and self.rank > 0:
+            _bundle.wait_for_folder(self.directory, self.run, _wait_seconds())
+        _bundle.write_rank(
+            self.directory, self.run, self.rank, self.step, self._entries, journal, self._notes()
+        )
+
     def _notes(self) -> dict[str, Any]:
         notes: dict[str, Any] = {"unread": self._unread} if self._unread else {}
+<<<<<<< HEAD
         if self.has_own_norm:
             notes["own_norm"], self.has_own_norm = True, False
+=======
+        if self._unfinished:
+            notes["unfinished"] = self._unfinished
+        if self.world_size > 1 and self.backward_passes:
+            notes["backward_passes"], self.backward_passes = self.backward_passes, 0
+        if self.has_no_gradients:
+            notes["no_gradients"], self.has_no_gradients = True, False
+>>>>>>> in_h3
         if self._passes:
             notes["passes"] = self._passes
         if self.buffers:
@@ -454,15 +472,31 @@ class Recorder:
         if self.comparison is not None:
             self._entries = self.comparison.settle(self._entries, self.step, together=True)
         if self._entries:
+            if not self.steps:
+                self.filter.check({**self.judging, **self.options.judging})
             self._prepare_folder()
 
     def _prepare_folder(self) -> None:
-        if self._is_prepared:
-            return
-        self._is_prepared = True
-        self.filter.check({**self.judging, **self.options.judging})
-        if self.rank == 0:
+        if not self._is_prepared and self.rank == 0:
             _bundle.prepare_folder(self.directory, self.run)
+        self._is_prepared = True
+
+    def leave_unfinished(self, passes: int) -> None:
+        """Writes a step that the script has not made after so many backward passes.
+
+        The rank's parameters are all that is kept of it, as it found them and as it left them.
+        Other ranks may have made the step (_rank_counts).
+        """
+        self._entries = [e for e in self._entries if e.record["kind"] == "param"]
+        if self._entries:
+            self._unfinished = passes
+            self._prepare_folder()
+            self._write()
+
+    @property
+    def is_unfinished(self) -> bool:
+        """Whether the script has begun a step that it has not made."""
+        return self._unfinished > 0
 
     def finish(self) -> None:
         """Ends the recording: rank 0 seals the bundle when all ranks have written theirs."""
@@ -475,22 +509,49 @@ class Recorder:
         self.journal.stop()
         if self.comparison is not None:
             self.comparison.close()
-        if not self.steps:
-            raise RecordError(
-                "A recording must see at least one optimizer step, got none. Give the optimizer "
-                "that the script steps, and let the recorded part contain its step()."
-            )
+        unfinished = [self.step] if self._unfinished else []
+        if not self.steps and not unfinished:
+            raise _no_step(self.rank)
+        if self.world_size > 1:
+            own = _bundle.End(self.steps, unfinished)
+            _bundle.leave_end(self.directory, self.run, self.rank, own)
         _bundle.wait_for_ranks(
-            self.directory, self.run, self.steps, self.world_size, _wait_seconds()
+            self.directory,
+            self.run,
+            [*self.steps, *unfinished],
+            self.world_size,
+            _wait_seconds(),
         )
-        if self.rank == 0:
-            _bundle.seal(self.directory, self.manifest())
-        else:
-            self._wait_for_manifest()
+        if self.rank > 0:
+            limit = _wait_seconds()
+            self._wait_for_manifest(limit if self.steps else min(_IDLE_SECONDS, limit))
+            if not self.steps and not (self.directory / _bundle.MANIFEST).exists():
+                raise _no_step(self.rank)  # others may wait for this rank
+            return
+        if self.world_size > 1:
+            self.steps = self._steps_of_all(self.steps)
+        if not self.steps:
+            _bundle.remove_bundle(self.directory)
+            raise _no_step(self.rank)
+        _bundle.seal(self.directory, self.manifest())
 
-    def _wait_for_manifest(self) -> None:
-        end = time.monotonic() + _wait_seconds()
+    def _steps_of_all(self, own: list[int]) -> list[int]:
+        """The steps that some rank has made, and that all have files of; removes all others."""
+        limit = _wait_seconds() if self._unfinished else min(_GRACE_SECONDS, _wait_seconds())
+        ends = _bundle.wait_for_ends(self.directory, self.run, self.world_size, limit)
+        if len(ends) < self.world_size:
+            return own  # one has written what this rank has, and was ended before it came here
+        made = {step for end in ends for step in end.steps}
+        of_all = set.intersection(*({*end.steps, *end.unfinished} for end in ends))
+        _bundle.remove_steps(self.directory, made.union(*(end.unfinished for end in ends)) - of_all)
+        _bundle.remove_steps(self.directory, of_all - made)
+        return sorted(made & of_all)
+
+    def _wait_for_manifest(self, limit: float) -> None:
+        end = time.monotonic() + limit
         while not (self.directory / _bundle.MANIFEST).exists() and time.monotonic() < end:
+            if not self.directory.exists():
+                return  # no rank has made a step
             time.sleep(0.01)
 
     def manifest(self) -> dict[str, Any]:
@@ -533,6 +594,14 @@ class Recorder:
                 )
             dist.broadcast_object_list(run, src=0)
         return str(run[0])
+
+
+def _no_step(rank: int) -> RecordError:
+    return RecordError(
+        f"A recording must see at least one optimizer step, got none on rank {rank}. Let the "
+        "script train for a step, give isoshard.record the optimizer that the script steps, and "
+        "let the recorded part contain its step()."
+    )
 
 
 def sum_of_losses(losses: list[torch.Tensor]) -> torch.Tensor:

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from . import _bundle
-from ._bundle import Entry
 
 Record = dict[str, Any]
 #: Of one argument of a command: Linux allows 128 KiB.
@@ -69,28 +68,14 @@ def copies_without_misfits(run: Path, folder: Path) -> Iterator[tuple[Path, list
 
 def _write_copy(run: Path, copy: Path, left_out: Sequence[Callable[[Record], bool]]) -> list[str]:
     """Writes a copy without these records, in any rank and step; returns their KIND/NAME."""
-    _bundle.remove_bundle(copy)
-    manifest = _bundle.read_manifest(run)
-    ranks = [
-        (step, int(path.stem.removeprefix("rank")))
-        for step in manifest["steps"]
-        for path in sorted(_bundle.step_folder(run, step).glob("*.json"))
-    ]
-    contents = {place: _bundle.read_records(run, *place) for place in ranks}
     missing = {
         f"{record['kind']}/{record['name']}"
-        for content in contents.values()
-        for record in content["records"]
+        for step in _bundle.read_manifest(run)["steps"]
+        for path in sorted(_bundle.step_folder(run, step).glob("*.json"))
+        for record in _bundle.read_records(run, step, int(path.stem.removeprefix("rank")))["records"]
         if any(is_left_out(record) for is_left_out in left_out)
     }
     if not missing:
         return []
-    for (step, rank), content in contents.items():
-        tensors = _bundle.read_tensors(run, step, rank)
-        kept = [r for r in content["records"] if f"{r['kind']}/{r['name']}" not in missing]
-        entries = [Entry(r, tensors[f"{r['kind']}/{r['name']}/{r['call']}"]) for r in kept]
-        notes = {k: v for k, v in content.items() if k not in _bundle.OF_WRITE_RANK}
-        journal = content.get("journal")
-        _bundle.write_rank(copy, manifest["run"], rank, step, entries, journal, notes)
-    _bundle.seal(copy, {key: value for key, value in manifest.items() if key != "files"})
+    _bundle.write_part(run, copy, lambda _, r: f"{r['kind']}/{r['name']}" not in missing)
     return sorted(missing)
