@@ -66,6 +66,7 @@ enum class FindingId : std::uint8_t {
   kSamplesTwice,
   kSamplesMissing,
   kBufferDiffers,
+  kStepLeftOut,
   kEnd  ///< behind the last id
 };
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from . import _program
 from ._buffers import check_buffers
-from ._bundle import with_inputs_alone
+from ._bundle import before_step, with_inputs_alone
 from ._call_sites import read_call_sites
 from ._data import Cause, Finding, causes_in_data, check_samples, is_about_lost_passes
+from ._steps_left_out import step_left_out
 from .errors import BundleError
 
 CONFORMS, DIVERGES = 0, 1
@@ -53,10 +54,15 @@ def compare(
     if not found and not causes and not notes and not sites:
         return _program.call(["compare", *words], capture=capture)
     with tempfile.TemporaryDirectory(prefix="isoshard-") as folder:
-        if is_about_lost_passes(found):
+        left_out = step_left_out(found)
+        if left_out is not None or is_about_lost_passes(found):
             words = list(words)
             for bundle, name in ((reference, "reference"), (run, "run")):
-                copy = with_inputs_alone(bundle, Path(folder) / name)
+                copy = Path(folder) / name
+                if left_out is not None:
+                    before_step(bundle, copy, left_out)
+                else:
+                    with_inputs_alone(bundle, copy)
                 words[words.index(str(bundle))] = str(copy)
         file = Path(folder) / "findings.json"
         content = {
