@@ -103,7 +103,7 @@ GivenId<Id> id_of(const json& given, std::span<const Id> known, const std::files
       made.values.push_back(value_of(value_name, value, file));
   }
   for (const Placeholder& place : placeholders_in(row_of(*id).text)) {
-    if (!place.is_optional && find_value(made.values, place.name) == nullptr)
+    if (find_value(made.values, place.name) == nullptr)
       detail::refuse_form(file, fmt::format("a {} \"{}\" must have the value \"{}\"", kind_of(Id()),
                                             name_of(*id), place.name));
   }

@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -181,45 +181,46 @@ def wait_for_folder(directory: Path, run: str, limit: float) -> None:
 
 
 def end_rank(directory: Path, run: str, rank: int, steps: int) -> None:
-    """Leaves word of how many steps a rank has recorded, after which it writes nothing."""
-    temporary = directory / f"{_CLAIM}{run}.{rank_stem(rank)}.tmp"
-    temporary.write_text(str(steps))
-    temporary.replace(_word_of(directory, run, rank))
+    """Leaves word of how many steps a rank has recorded, which records no more."""
+    if directory.is_dir():
+        (directory / f"{_CLAIM}{run}.{rank_stem(rank)}").write_text(str(steps))
 
 
-def _word_of(directory: Path, run: str, rank: int) -> Path:
-    return directory / f"{_CLAIM}{run}.{rank_stem(rank)}"
+def require_as_many_steps(directory: Path, run: str, steps: int) -> None:
+    """Raises StepsDiffer if a rank has ended with another number of steps than rank 0 (`steps`)."""
+    for path in sorted(directory.glob(f"{_CLAIM}{run}.*")):
+        text = path.read_text()
+        if text and int(text) != steps:
+            rank = int(path.name.rpartition("rank")[2])
+            raise StepsDiffer(
+                f"All ranks must make the same number of optimizer steps, got {steps} on rank 0 "
+                f"and {text} on rank {rank} when its training ended. Does a rank leave out a step "
+                "that the others make, such as one whose own loss or gradients are too large? Let "
+                "all ranks decide together."
+            )
 
 
 def wait_for_ranks(
-    directory: Path, run: str, steps: Sequence[int], world: int, limit: float
+    directory: Path,
+    run: str,
+    steps: Sequence[int],
+    world: int,
+    limit: float,
+    check: Callable[[], None] = lambda: None,
 ) -> None:
-    """Waits until every rank has written every step, and its word that these were all.
-
-    Errors: StepsDiffer if a rank has recorded another number of steps; RecordError if files are
-    missing after `limit` seconds.
-    """
+    """Waits until every rank has written every step; `check` may raise meanwhile."""
     end = time.monotonic() + limit
-    words = [_word_of(directory, run, rank) for rank in range(world)]
     missing = [
         step_folder(directory, step) / f"{rank_stem(rank)}.done"
         for step in steps
         for rank in range(world)
     ]
     while True:
-        for rank, word in enumerate(words):
-            if word.exists() and word.read_text() != str(len(steps)):
-                raise StepsDiffer(
-                    "All ranks must make the same number of optimizer steps, got "
-                    f"{len(steps)} on rank 0 and {word.read_text()} on rank {rank} when its "
-                    "training ended. Does a rank leave out a step that the others make, such as "
-                    "one whose own loss or gradients are too large? Let all ranks decide together."
-                )
+        check()
         missing = [p for p in missing if not p.exists() or p.read_text().strip() != run]
-        if not missing and all(word.exists() for word in words):
+        if not missing:
             return
         if time.monotonic() > end:
-            missing = missing or [word for word in words if not word.exists()]
             raise RecordError(
                 f"Every rank must record every step, but after {limit:.0f} s "
                 f"{missing[0].relative_to(directory)} was not there ({len(missing)} files "

@@ -461,15 +461,19 @@ class Recorder:
                 "A recording must see at least one optimizer step, got none. Give the optimizer "
                 "that the script steps, and let the recorded part contain its step()."
             )
-        if self.rank > 0:  # rank 0 alone may write from now on
-            _bundle.end_rank(self.directory, self.run, self.rank, len(self.steps))
-            self._wait_for_manifest()
-            return
-        _bundle.end_rank(self.directory, self.run, 0, len(self.steps))
+        _bundle.end_rank(self.directory, self.run, self.rank, len(self.steps))
+
+        def check() -> None:
+            if self.rank == 0:  # it removes what ranks have left there
+                _bundle.require_as_many_steps(self.directory, self.run, len(self.steps))
+
         _bundle.wait_for_ranks(
-            self.directory, self.run, self.steps, self.world_size, _wait_seconds()
+            self.directory, self.run, self.steps, self.world_size, _wait_seconds(), check
         )
-        _bundle.seal(self.directory, self.manifest())
+        if self.rank == 0:
+            _bundle.seal(self.directory, self.manifest())
+        else:
+            self._wait_for_manifest()
 
     def _wait_for_manifest(self) -> None:
         end = time.monotonic() + _wait_seconds()
