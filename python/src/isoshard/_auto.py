@@ -46,7 +46,7 @@ from ._pipeline import PipelineHooks, Stages, calling_schedule
 from ._presets import with_preset
 from ._recorder import Recorder, world
 from ._replay import Replay
-from .errors import IsoshardError, NotTrained, RecordError, StepsDiffer, UsageError
+from .errors import IsoshardError, NotTrained, RecordError, UsageError
 
 VARIABLE = "ISOSHARD_AUTO"
 #: How the name of a rank's message ends if the script is wrong, and not the recording.
@@ -503,7 +503,7 @@ class AutoRecorder:
         folder = error_folder(Path(self.config.directory))
         folder.mkdir(parents=True, exist_ok=True)
         rank, _ = world()
-        ending = FINDING if isinstance(what, (NotTrained, StepsDiffer)) else ".txt"
+        ending = FINDING if isinstance(what, NotTrained) else ".txt"
         (folder / f"rank{rank:05d}{ending}").write_text(f"{what}\n")
 
 

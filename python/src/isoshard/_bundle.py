@@ -9,7 +9,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ._safetensors import DTYPES, OF_HEADER, read_header, read_safetensors, write_safetensors
-from .errors import BundleError, IsoshardError, RecordError, StepsDiffer
+from .errors import BundleError, IsoshardError, RecordError
 
 SCHEMA = 2
 MANIFEST = "manifest.json"
@@ -180,35 +180,10 @@ def wait_for_folder(directory: Path, run: str, limit: float) -> None:
         time.sleep(0.01)
 
 
-def end_rank(directory: Path, run: str, rank: int, steps: int) -> None:
-    """Leaves word of how many steps a rank has recorded, which records no more."""
-    if directory.is_dir():
-        (directory / f"{_CLAIM}{run}.{rank_stem(rank)}").write_text(str(steps))
-
-
-def require_as_many_steps(directory: Path, run: str, steps: int) -> None:
-    """Raises StepsDiffer if a rank has ended with another number of steps than rank 0 (`steps`)."""
-    for path in sorted(directory.glob(f"{_CLAIM}{run}.*")):
-        text = path.read_text()
-        if text and int(text) != steps:
-            rank = int(path.name.rpartition("rank")[2])
-            raise StepsDiffer(
-                f"All ranks must make the same number of optimizer steps, got {steps} on rank 0 "
-                f"and {text} on rank {rank} when its training ended. Does a rank leave out a step "
-                "that the others make, such as one whose own loss or gradients are too large? Let "
-                "all ranks decide together."
-            )
-
-
 def wait_for_ranks(
-    directory: Path,
-    run: str,
-    steps: Sequence[int],
-    world: int,
-    limit: float,
-    check: Callable[[], None] = lambda: None,
+    directory: Path, run: str, steps: Sequence[int], world: int, limit: float
 ) -> None:
-    """Waits until every rank has written every step; `check` may raise meanwhile."""
+    """Waits until every rank has written every step."""
     end = time.monotonic() + limit
     missing = [
         step_folder(directory, step) / f"{rank_stem(rank)}.done"
@@ -216,7 +191,6 @@ def wait_for_ranks(
         for rank in range(world)
     ]
     while True:
-        check()
         missing = [p for p in missing if not p.exists() or p.read_text().strip() != run]
         if not missing:
             return

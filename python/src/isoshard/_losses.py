@@ -154,10 +154,8 @@ def _share_of(
             if record is None:
                 continue
             boxes = record.get("boxes")
-            if (
-                boxes is None
-                or record.get("placements")
-                or record["global_shape"] != list(wanted.shape)
+            if boxes is None or record.get("placements") or record["global_shape"] != list(
+                wanted.shape
             ):
                 return None
             (tensor,) = _bundle.read_some_tensors(run, step, rank, f"{kind}/{name}/").values()
@@ -166,7 +164,9 @@ def _share_of(
                 here = tuple(slice(b, b + n) for b, n in zip(begin, box["size"], strict=True))
                 there = tuple(slice(b, b + n) for b, n in zip(end, box["size"], strict=True))
                 filled[there] = tensor[here].double()
-            own = [box["global_offset"][0] + i for box in boxes for i in range(int(box["size"][0]))]
+            own = [
+                box["global_offset"][0] + i for box in boxes for i in range(int(box["size"][0]))
+            ]
             samples = own if samples is None else samples
             if set(own) != set(samples):
                 return None
@@ -235,8 +235,8 @@ def _micros_of(content: dict[str, Any], samples: int) -> list[int]:
 def _is_sum(run: Path, step: int) -> bool:
     """Whether the ranks' losses are summands of the whole."""
     records = _bundle.read_records(run, step, 0)["records"]
-    loss = [r for r in records if _is(r, "scalar", "loss")]
-    return any(p.get("reduction") == "sum" for r in loss for p in r.get("placements", []))
+    loss = next((r for r in records if _is(r, "scalar", "loss")), {})
+    return any(p.get("reduction") == "sum" for p in loss.get("placements", []))
 
 
 # -- relations --------------------------------------------------------------------------------
@@ -340,10 +340,11 @@ def _scaled(
         return None  # a mean of the ranks' means, which has a cause of its own
     words = {"output": output}
     counts = {"data-parallel ranks": len(shares), "micro-batches": len(set(wrong[0].micros))}
-    counts = {name: count for name, count in counts.items() if count > 1}
-    names = [name for name, count in counts.items() if _is_near(factors, count, limit)]
+    names = [name for name, count in counts.items() if count > 1 and _is_near(factors, count, limit)]
     names += [
-        f"1 / {name}" for name, count in counts.items() if _is_near(factors, 1 / count, limit)
+        f"1 / {name}"
+        for name, count in counts.items()
+        if count > 1 and _is_near(factors, 1 / count, limit)
     ]
     words |= {"is_formula": f" = {' or '.join(names)}"} if names else {}
     about: dict[str, Any] = {"ranks": _ranks_of(wrong), "factors": factors}
@@ -527,7 +528,7 @@ def _classes(share: _Share, limit: float) -> CauseId | None:
     if wanted is None or not torch.equal(share.gradient.any(-1), share.wanted.any(-1)):
         return None
     factors = []
-    for label in torch.unique(wanted.labels[wanted.counts]):
+    for label in wanted.labels[wanted.counts].unique():
         rows = wanted.counts & (wanted.labels == label)
         factor = _factor(share.gradient[rows], share.wanted[rows], 4 * limit)
         if factor is None:

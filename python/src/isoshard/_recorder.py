@@ -461,14 +461,8 @@ class Recorder:
                 "A recording must see at least one optimizer step, got none. Give the optimizer "
                 "that the script steps, and let the recorded part contain its step()."
             )
-        _bundle.end_rank(self.directory, self.run, self.rank, len(self.steps))
-
-        def check() -> None:
-            if self.rank == 0:  # it removes what ranks have left there
-                _bundle.require_as_many_steps(self.directory, self.run, len(self.steps))
-
         _bundle.wait_for_ranks(
-            self.directory, self.run, self.steps, self.world_size, _wait_seconds(), check
+            self.directory, self.run, self.steps, self.world_size, _wait_seconds()
         )
         if self.rank == 0:
             _bundle.seal(self.directory, self.manifest())

@@ -20,10 +20,6 @@ class NotTrained(RecordError):
     """An optimizer steps parameters that the model no longer has. It is a finding: exit code 1."""
 
 
-class StepsDiffer(RecordError):
-    """Ranks make different numbers of optimizer steps. It is a finding: exit code 1."""
-
-
 class RunError(IsoshardError, RuntimeError):
     """A command or a worker process failed, so that there is nothing to judge."""
 
