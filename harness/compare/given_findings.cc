@@ -21,7 +21,6 @@
 #include "core/base/error.h"
 #include "core/base/printable.h"
 #include "core/io/json.h"
-#include "core/mesh/mesh_words.h"
 #include "harness/bundle/bundle_form.h"
 #include "harness/bundle/bundle_json.h"
 #include "harness/report/json/values_json.h"
@@ -47,10 +46,10 @@ NamedValue value_of(const std::string& name, const json& given, const std::files
 }
 
 /// Ids that another program may give. Only the judge gives the others.
-constexpr FindingId kGivenFindings[] = {FindingId::kGiven,         FindingId::kSamplesNotShared,
-                                        FindingId::kEqualInputs,   FindingId::kOtherNumberOfCalls,
-                                        FindingId::kSamplesTwice,  FindingId::kSamplesMissing,
-                                        FindingId::kBufferDiffers, FindingId::kStepLeftOut};
+constexpr FindingId kGivenFindings[] = {FindingId::kGiven,        FindingId::kSamplesNotShared,
+                                        FindingId::kEqualInputs,  FindingId::kOtherNumberOfCalls,
+                                        FindingId::kSamplesTwice, FindingId::kSamplesMissing,
+                                        FindingId::kBufferDiffers};
 constexpr CauseId kGivenCauses[] = {CauseId::kGivenCause,
                                     CauseId::kNoDataSampler,
                                     CauseId::kOtherMicroBatches,
@@ -184,16 +183,6 @@ std::vector<int> ranks_of(const Cause& cause) {
   return ranks == nullptr ? std::vector<int>() : std::vector<int>(ranks->begin(), ranks->end());
 }
 
-/// Says of the first finding that these ranks are wrong.
-void name_ranks(const std::vector<int>& ranks, Verdict& verdict) {
-  Finding& first = verdict.findings.front();
-  const std::string before = "first " + first.what + on_ranks(first.ranks, verdict.mesh);
-  first.ranks = ranks;
-  if (verdict.reason.starts_with(before))
-    verdict.reason.replace(0, before.size(),
-                           "first " + first.what + on_ranks(first.ranks, verdict.mesh));
-}
-
 void add_cause(const GivenCause& given, Verdict& verdict) {
   Finding& first = verdict.findings.front();
   const Cause& cause = given.cause;
@@ -208,7 +197,7 @@ void add_cause(const GivenCause& given, Verdict& verdict) {
     first.cause = cause;
     // A number that all ranks share, such as the loss, may be wrong because of some of them.
     if (const auto ranks = ranks_of(cause); first.key == given.key && !ranks.empty())
-      name_ranks(ranks, verdict);
+      first.ranks = ranks;
   }
   verdict.reason += "; likely cause: " + cause.text;
 }

@@ -144,7 +144,6 @@ constexpr auto kFindings = [] {
        "is a buffer with other values than in the single process: norm {norm:.6g}, not "
        "{reference_norm:.6g}",
        ""},
-      {kStepLeftOut, "step_left_out", "was not stepped where other ranks stepped it", ""},
   });
 }();
 static_assert(is_complete(kFindings),

@@ -66,7 +66,6 @@ enum class FindingId : std::uint8_t {
   kSamplesTwice,
   kSamplesMissing,
   kBufferDiffers,
-  kStepLeftOut,
   kEnd  ///< behind the last id
 };
 

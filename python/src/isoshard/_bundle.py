@@ -25,8 +25,6 @@ MANIFEST = "manifest.json"
 RESPONSES = "responses.json"
 #: Names of files that say which run is being written.
 _CLAIM = ".writing-"
-#: Fields of a manifest that are about all records of a bundle, so that a part of it has others.
-_OF_WHOLE = ("files", "compared_with")
 
 #: What write_rank writes itself; all else of a rank's JSON file are its notes.
 OF_WRITE_RANK = ("schema", "run", "rank", "step", "records", "journal")
@@ -272,38 +270,8 @@ def with_inputs_alone(directory: Path, target: Path) -> Path:
             tensors = read_some_tensors(directory, step, rank, "data_id/")
             entries = [Entry(r, tensors[f"data_id/{r['name']}/{r['call']}"]) for r in records]
             write_rank(target, manifest["run"], rank, step, entries)
-    seal(target, {key: value for key, value in manifest.items() if key not in _OF_WHOLE})
-    return target
-
-
-def before_step(directory: Path, target: Path, step: int) -> Path:
-    """A copy of a bundle that ends before a step: before step 0, with what that one begins with."""
-    manifest = read_manifest(directory)
-    is_first = step == manifest["steps"][0]
-
-    def is_kept(record: Mapping[str, Any]) -> bool:
-        return not is_first or (record["kind"] == "param" and record["call"] == 0)
-
-    steps = [s for s in manifest["steps"] if s < step or (is_first and s == step)]
-    for kept in steps:
-        for path in sorted(step_folder(directory, kept).glob("*.json")):
-            rank = int(path.stem.removeprefix("rank"))
-            content = read_records(directory, kept, rank)
-            tensors = read_tensors(directory, kept, rank)
-            entries = [
-                Entry(r, tensors[f"{r['kind']}/{r['name']}/{r['call']}"])
-                for r in content["records"]
-                if is_kept(r)
-            ]
-            journal = None if is_first else content.get("journal")
-            write_rank(target, manifest["run"], rank, kept, entries, journal)
-    responses = directory / RESPONSES
-    if responses.exists():
-        whole = json.loads(responses.read_text())
-        known = [r for r in whole["responses"] if r["step"] in steps and is_kept(r)]
-        (target / RESPONSES).write_text(json.dumps({**whole, "responses": known}))
-    content = {key: value for key, value in manifest.items() if key not in _OF_WHOLE}
-    seal(target, {**content, "steps": steps})
+    others = ("files", "compared_with")
+    seal(target, {key: value for key, value in manifest.items() if key not in others})
     return target
 
 

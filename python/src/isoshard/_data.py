@@ -48,7 +48,6 @@ class Finding:
     words: dict[str, str] = field(default_factory=dict)
     kind: str = "data_id"
     only_if_diverging: bool = False
-    call: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """An entry of the file."""
@@ -56,7 +55,6 @@ class Finding:
             "step": self.step,
             "kind": self.kind,
             "name": self.name,
-            "call": self.call,
             "finding": {"id": self.id, "numbers": dict(self.numbers), "words": self.words},
             "cause": "" if self.cause is None else asdict(self.cause),
             "ranks": self.ranks,
@@ -91,8 +89,6 @@ def check_samples(reference: Path, run: Path) -> list[Finding]:
     Inputs of one step, call and name that are cut on no rank are copies to the judge: equal ones
     conform, though every rank does the work of the whole batch.
     """
-    from ._steps_left_out import steps_left_out
-
     found: dict[tuple[str, str, str], Finding] = {}
     with _bundle.checked(run):
         manifest = _bundle.read_manifest(run)
@@ -100,7 +96,7 @@ def check_samples(reference: Path, run: Path) -> list[Finding]:
         parts = _bundle.read_manifest(reference)["mesh"]
         if any(int(a["degree"]) > 1 for a in parts):
             return []  # a reference of several ranks has shares, too
-        if lost := steps_left_out(reference, run, mesh) or _lost_passes(reference, run, mesh):
+        if lost := _lost_passes(reference, run, mesh):
             return lost
         if mesh.data_degree == 1:
             return []

@@ -373,7 +373,6 @@ class Hooks:
         self._close()
         self._end_replay()
         self._forget_if_cleared()
-        self.recorder.prepare_folder()
         self._micro += 1
         self._calls = {}
         self.recorder.journal.phase = FORWARD

@@ -430,18 +430,13 @@ class Recorder:
         if self.comparison is not None:
             self._entries = self.comparison.settle(self._entries, self.step, together=True)
         if self._entries:
-            self.filter.check({**self.judging, **self.options.judging})
-            self.prepare_folder()
+            self._prepare_folder()
 
-    def prepare_folder(self) -> None:
-        """Empties the folder on rank 0, which other ranks wait for before they write a step.
-
-        Whoever may make a step that rank 0 leaves out calls this on rank 0 before that step, or the
-        other ranks wait for rank 0, which may wait for them.
-        """
+    def _prepare_folder(self) -> None:
         if self._is_prepared:
             return
         self._is_prepared = True
+        self.filter.check({**self.judging, **self.options.judging})
         if self.rank == 0:
             _bundle.prepare_folder(self.directory, self.run)
 

@@ -69,8 +69,8 @@ def check_samples(own: Path, run: Path) -> list[Finding]:
     mesh = mesh_of_bundle(run)
     steps = _bundle.read_manifest(own)["steps"]
     for step in (s for s in _bundle.read_manifest(run)["steps"] if s in steps):
-        of_single = Counter(samples_of(own, step, 0))
-        of_ranks = {rank: samples_of(run, step, rank) for rank in heads_of(mesh)}
+        of_single = Counter(_samples(own, step, 0))
+        of_ranks = {rank: _samples(run, step, rank) for rank in heads_of(mesh)}
         if found := _taken_twice(step, run, of_single, of_ranks):
             return [found]
         if found := _left_out(step, run, of_single, of_ranks):
@@ -78,8 +78,8 @@ def check_samples(own: Path, run: Path) -> list[Finding]:
     return []
 
 
-def samples_of(directory: Path, step: int, rank: int) -> list[bytes]:
-    """Each sample of a rank's step: its rows of all inputs, bit by bit."""
+def _samples(directory: Path, step: int, rank: int) -> list[bytes]:
+    """Each sample of a rank's step: its rows of all inputs."""
     found: list[bytes] = []
     for _, inputs in sorted(inputs_of(directory, step, rank).items()):
         rows = len(next(iter(inputs.values()))) if inputs else 0
@@ -99,8 +99,8 @@ def describe_foreign(reference: Path, run: Path) -> list[str]:
         return []
     steps = _bundle.read_manifest(reference)["steps"]
     for step in (s for s in _bundle.read_manifest(run)["steps"] if s in steps):
-        wanted = samples_of(reference, step, 0)
-        of_ranks = {r: samples_of(run, step, r) for r in heads_of(mesh_of_bundle(run))}
+        wanted = _samples(reference, step, 0)
+        of_ranks = {r: _samples(run, step, r) for r in heads_of(mesh_of_bundle(run))}
         known = set(wanted)
         if not wanted or all(known.issuperset(samples) for samples in of_ranks.values()):
             continue

@@ -11,10 +11,9 @@ from pathlib import Path
 
 from . import _program
 from ._buffers import check_buffers
-from ._bundle import before_step, with_inputs_alone
+from ._bundle import with_inputs_alone
 from ._call_sites import read_call_sites
 from ._data import Cause, Finding, causes_in_data, check_samples, is_about_lost_passes
-from ._steps_left_out import step_left_out
 from .errors import BundleError
 
 CONFORMS, DIVERGES = 0, 1
@@ -54,15 +53,10 @@ def compare(
     if not found and not causes and not notes and not sites:
         return _program.call(["compare", *words], capture=capture)
     with tempfile.TemporaryDirectory(prefix="isoshard-") as folder:
-        left_out = step_left_out(found)
-        if left_out is not None or is_about_lost_passes(found):
+        if is_about_lost_passes(found):
             words = list(words)
             for bundle, name in ((reference, "reference"), (run, "run")):
-                copy = Path(folder) / name
-                if left_out is not None:
-                    before_step(bundle, copy, left_out)
-                else:
-                    with_inputs_alone(bundle, copy)
+                copy = with_inputs_alone(bundle, Path(folder) / name)
                 words[words.index(str(bundle))] = str(copy)
         file = Path(folder) / "findings.json"
         content = {
