@@ -58,12 +58,31 @@ constexpr FindingId kGivenFindings[] = {FindingId::kGiven,
                                         FindingId::kOptimizerStepsDiffer,
                                         FindingId::kGradientMissingOnRank,
                                         FindingId::kReplicasDiffer};
-constexpr CauseId kGivenCauses[] = {
-    CauseId::kGivenCause,           CauseId::kNoDataSampler,         CauseId::kOtherMicroBatches,
-    CauseId::kOwnSamplesOnEachRank, CauseId::kBatchStatistics,       CauseId::kMeanOfOwnLabels,
-    CauseId::kFunctionWrong,        CauseId::kSamplesLeftOut,        CauseId::kStepSkipped,
-    CauseId::kSamplesCut,           CauseId::kSamplesRepeatedToFill, CauseId::kStepsOfRanksDiffer,
-    CauseId::kGradientsCleared,     CauseId::kReplicasTrainApart};
+constexpr CauseId kGivenCauses[] = {CauseId::kGivenCause,
+                                    CauseId::kNoDataSampler,
+                                    CauseId::kOtherMicroBatches,
+                                    CauseId::kOwnSamplesOnEachRank,
+                                    CauseId::kBatchStatistics,
+                                    CauseId::kMeanOfOwnLabels,
+                                    CauseId::kFunctionWrong,
+                                    CauseId::kSamplesLeftOut,
+                                    CauseId::kStepSkipped,
+                                    CauseId::kSamplesCut,
+                                    CauseId::kSamplesRepeatedToFill,
+                                    CauseId::kStepsOfRanksDiffer,
+                                    CauseId::kGradientsCleared,
+                                    CauseId::kReplicasTrainApart,
+                                    CauseId::kLossScaledOnRanks,
+                                    CauseId::kLossDividedByOtherLabels,
+                                    CauseId::kLossWeightsOfMicroBatches,
+                                    CauseId::kLossWeightsOfClasses,
+                                    CauseId::kLossOfOtherTokens,
+                                    CauseId::kLossOfOtherLabels,
+                                    CauseId::kLossSmoothing,
+                                    CauseId::kLossPenalizesLogits,
+                                    CauseId::kLossRounded,
+                                    CauseId::kLossTermBesideOutput,
+                                    CauseId::kLossWrongOnRanks};
 
 template <TabledId Id>
 struct GivenId {
@@ -168,6 +187,14 @@ auto place_of(const RecordKey& key, const Verdict& verdict) {
   return std::tuple(key.step, stage_of(key), found - verdict.tensors.begin());
 }
 
+/// The ranks that a cause is about; none where it names none.
+std::vector<int> ranks_of(const Cause& cause) {
+  const IdValue* const value = find_value(cause.values, "ranks");
+  const auto* const ranks =
+      value == nullptr ? nullptr : std::get_if<std::vector<std::int64_t>>(value);
+  return ranks == nullptr ? std::vector<int>() : std::vector<int>(ranks->begin(), ranks->end());
+}
+
 void add_cause(const GivenCause& given, Verdict& verdict) {
   Finding& first = verdict.findings.front();
   const Cause& cause = given.cause;
@@ -178,7 +205,12 @@ void add_cause(const GivenCause& given, Verdict& verdict) {
   }
   first.diagnosis =
       first.diagnosis.empty() ? cause.text : fmt::format("{}; {}", cause.text, first.diagnosis);
-  if (first.cause.empty()) first.cause = cause;
+  if (first.cause.empty()) {
+    first.cause = cause;
+    // A number that all ranks share, such as the loss, may be wrong because of some of them.
+    if (const auto ranks = ranks_of(cause); first.key == given.key && !ranks.empty())
+      first.ranks = ranks;
+  }
   verdict.reason += "; likely cause: " + cause.text;
 }
 

@@ -199,6 +199,24 @@ TEST(GivenFindings, SomeAreAddedOnlyToARunThatDivergesAtTheirPlaceOrLater) {
   EXPECT_EQ(first_of({RecordKind::kGrad}), std::pair(Status::kDiverges, std::size_t{2}));
 }
 
+TEST(GivenFindings, ACauseNamesTheRanksOfANumberThatAllRanksShare) {
+  const auto ranks_after = [](const char* name) {
+    Verdict verdict;
+    verdict.status = Status::kDiverges;
+    verdict.findings.push_back(make_finding({0, RecordKind::kScalar, "loss", 0}, FindingId::kGiven,
+                                            {NamedValue::words("problem", "is wrong")}));
+    verdict.findings.front().ranks = {0, 1};
+    const Cause cause = make_cause(
+        CauseId::kLossRounded, {{"ranks", std::vector{1}}, {"dtype", "bf16"}, {"output", "head"}});
+    add_given_findings({.findings = {}, .causes = {{{0, RecordKind::kScalar, name, 0}, cause}}},
+                       verdict);
+    return verdict.findings.front().ranks;
+  };
+
+  EXPECT_THAT(ranks_after("loss"), testing::ElementsAre(1));
+  EXPECT_THAT(ranks_after("learning_rate"), testing::ElementsAre(0, 1));
+}
+
 TEST(GivenFindings, AFindingHasTheCallSiteOfItsTensor) {
   Verdict verdict;
   verdict.status = Status::kDiverges;

@@ -524,10 +524,37 @@ constexpr auto kCauses = [] {
        "a rank drops samples, or makes fewer micro-batches than its share"},
       {kFunctionWrong, "function_wrong",
        "of the functions that the module calls, the first wrong one shows in {tensor}{?cause}"},
-      // ---- samples and steps of a training loop ----
-      {kSamplesForeign, "samples_foreign",
-       "{foreign} of {samples} samples on rank{ranks:s} {ranks} are nowhere in the reference's "
-       "batch{?of_step}"},
+      {kLossScaledOnRanks, "loss_scaled_on_ranks",
+       "the loss of rank{ranks:s} {ranks} is scaled: its gradient at {output}, which is right, has "
+       "the factor{factors:s} {factors:.6g}{?is_formula}"},
+      {kLossDividedByOtherLabels, "loss_divided_by_labels_of_rank",
+       "scale {scale:.4g}: every rank divides its loss by the {labels} labels of rank {rank}. "
+       "The ranks count {all_labels} together"},
+      {kLossWeightsOfMicroBatches, "loss_weights_of_micro_batches",
+       "micro-batches enter the loss with other weights than in the single process: {weights}"},
+      {kLossWeightsOfClasses, "loss_weights_of_classes",
+       "the loss of rank{ranks:s} {ranks} weighs classes by other numbers: {least:.4g} to "
+       "{most:.4g} times those of the single process"},
+      {kLossOfOtherTokens, "loss_of_other_tokens",
+       "the loss of rank{ranks:s} {ranks} counts {more} token{more:s} that the single process "
+       "leaves out, and leaves out {fewer} that it counts"},
+      {kLossOfOtherLabels, "loss_of_other_labels",
+       "the loss of rank{ranks:s} {ranks} has other labels for {wrong} of {tokens} tokens{?moved}"},
+      {kLossSmoothing, "loss_with_other_smoothing",
+       "the loss of rank{ranks:s} {ranks} has label smoothing of {smoothing:.3g}, that of the "
+       "single process {right:.3g}"},
+      {kLossPenalizesLogits, "loss_penalizes_logits",
+       "the loss of rank{ranks:s} {ranks} has a penalty on the squared logarithm of the sum of "
+       "exponentials of {output} (z-loss), which the single process has not"},
+      {kLossRounded, "loss_rounded_on_ranks",
+       "the loss of rank{ranks:s} {ranks} is computed in {dtype}: its gradient at {output} has no "
+       "more bits"},
+      {kLossTermBesideOutput, "loss_term_beside_output",
+       "the loss of rank{ranks:s} {ranks} is off by {offset:.4g}, though its gradient at {output} "
+       "is right: it has a term that does not depend on {output}, such as a penalty on weights"},
+      {kLossWrongOnRanks, "loss_wrong_on_ranks",
+       "the loss of rank{ranks:s} {ranks} is another function of {output} than in the single "
+       "process: the output is right, and the gradient of the loss there is wrong{?others}"},
       {kStepWithoutForward, "step_without_forward",
        "step {step} has no forward pass: the optimizer steps once more behind that of step "
        "{before}"},
@@ -600,6 +627,11 @@ Claim claim_of(CauseId id) noexcept {
     case kSamplesForeign:
     case kStepWithoutForward:
     case kStepSkipped:
+    case kSamplesCut:
+    case kSamplesRepeatedToFill:
+    case kStepsOfRanksDiffer:
+    case kGradientsCleared:
+    case kReplicasTrainApart:
       return Claim::kFact;
     case kIdsOfEarlierStep:
     case kIdsTooLarge:
@@ -746,6 +778,15 @@ Claim claim_of(CauseId id) noexcept {
     case kSoftmaxOfOwnColumns:
     case kUncountedTokens:
     case kRateOfOtherStep:
+    case kLossScaledOnRanks:
+    case kLossDividedByOtherLabels:
+    case kLossWeightsOfMicroBatches:
+    case kLossWeightsOfClasses:
+    case kLossOfOtherTokens:
+    case kLossOfOtherLabels:
+    case kLossSmoothing:
+    case kLossPenalizesLogits:
+    case kLossRounded:
       return Claim::kRule;
     case kFactorPerRank:
     case kSummandFactors:
@@ -762,6 +803,7 @@ Claim claim_of(CauseId id) noexcept {
     case kRunNotUpdated:
     case kElementsNotUpdated:
     case kSamplesMissing:
+    case kLossTermBesideOutput:
       return Claim::kFittedNumber;
     case kConstantOffset:
     case kSameRowAdded:
@@ -788,6 +830,7 @@ Claim claim_of(CauseId id) noexcept {
     case kReceivedOther:
     case kNotSlices:
     case kWrongWithForeignKeys:
+    case kLossWrongOnRanks:
       return Claim::kPlace;
     case kCopiesDifferOverAxes:
     case kEitherCopyWrong:

@@ -203,6 +203,7 @@ def _are_equal(first: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 
 def causes_in_data(reference: Path, run: Path) -> list[Cause]:
     """What makes a run differ from one process though its parallelism is right."""
+    from ._losses import wrong_losses
     from ._means import mean_of_means
 
     with _bundle.checked(run):
@@ -213,7 +214,7 @@ def causes_in_data(reference: Path, run: Path) -> list[Cause]:
             return []
         return [
             *_batch_statistics(reference, step),
-            *mean_of_means(reference, run, step),
+            *(mean_of_means(reference, run, step) or wrong_losses(reference, run)),
             *_coarse_reductions(reference, run, step),
         ]
 
