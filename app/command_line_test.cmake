@@ -129,6 +129,10 @@ expect(0 "qwen2_tied_gqa: conforms" oracle ${SOURCE}/fixtures/oracle/qwen2_tied_
 expect(2 "at least one folder" oracle)
 expect(0 "dp_sum_missing" list faults)
 expect(0 "how it is injected\n  skips grad_reduce over dp\n" explain dp_sum_missing)
+expect(0
+  "cause clipping_not_applied.*meaning.*are not clipped.*claim.*rule: .*needs.*clipped \
+gradients.*what looks like it and is not.*faults that have it"
+  explain clipping_not_applied)
 expect(0 "step.equivalence" list contracts)
 expect(0
   "claim.*added once.*derivation.*counts tp times.*tests.*ColumnRowPair.*negative \

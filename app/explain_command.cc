@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 /// `isoshard explain ID`: what a contract claims, why it holds, which tests prove it, which faults
 /// break it and which negative controls show that the tests can fail; what a fault is; which
-/// sentence a finding or a cause of a report stands for, and which faults have the cause; or what a
-/// rule is for.
+/// sentence a finding or a cause of a report stands for, what a cause means and needs, and which
+/// faults have it; or what a rule is for.
 #include <fmt/format.h>
 #include <fmt/ranges.h>
 
@@ -17,6 +17,7 @@
 #include "core/base/suggest.h"
 #include "harness/cli/output.h"
 #include "harness/ids/cause.h"
+#include "harness/ids/cause_notes.h"
 #include "harness/ids/finding.h"
 #include "harness/ids/rule.h"
 #include "harness/report/text/hanging.h"
@@ -115,6 +116,12 @@ void print_sentence(Id id) {
 
 void print_cause(CauseId id) {
   print_sentence(id);
+  const auto& [of, meaning, needs, looks_like] = note_of(id);
+  const ClaimNote& claim = claim_notes()[static_cast<std::size_t>(claim_of(id))];
+  print("meaning\n{}\n", hanging("  ", meaning));
+  print("claim\n{}\n", hanging("  ", fmt::format("{}: {}", claim.name, claim.meaning)));
+  print("needs\n{}", hanging("  ", needs));
+  if (!looks_like.empty()) print("\nwhat looks like it and is not\n{}", hanging("  ", looks_like));
   std::vector<std::string> faults;
   for (const Fault& fault : fault_catalogue())
     if (fault.expected->cause.id == id) faults.push_back(fault.id);

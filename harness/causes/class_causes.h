@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /// Causes by class: what goes wrong in the same way in many places, whatever tensor shows it. Each
-/// function returns the cause, or none if its pattern does not fit. docs/internals/detection.md
-/// has a row for each: what it needs, and what looks like it and is not.
+/// function returns the cause, or none if its pattern does not fit. harness/ids/cause_notes.cc says
+/// of each cause what it needs, and what looks like it and is not.
 #pragma once
 #include <string>
 

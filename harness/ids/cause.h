@@ -10,7 +10,8 @@
 
 namespace isoshard {
 
-/// Ids are stable: reports, tests and the fault catalog use their names. Texts are in cause.cc.
+/// Ids are stable: reports, tests and the fault catalog use their names. Texts and claims are in
+/// cause.cc, meanings in cause_notes.cc.
 enum class CauseId : std::uint16_t {
   kNone,
   // one factor, one offset, one rank's share

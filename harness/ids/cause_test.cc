@@ -10,6 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "harness/ids/cause_notes.h"
+
 namespace isoshard {
 namespace {
 
@@ -19,6 +21,35 @@ TEST(Causes, HaveNamesOfSmallLetters) {
     EXPECT_TRUE(std::ranges::all_of(name, [](char c) {
       return c == '_' || (c >= 'a' && c <= 'z');
     })) << name;
+  }
+}
+
+TEST(Causes, HaveNotesThatArePrintedAsSentences) {
+  for (const CauseId id : all_ids<CauseId>()) {
+    const auto& [of, meaning, needs, looks_like] = note_of(id);
+    EXPECT_EQ(of, id) << name_of(id);
+    EXPECT_TRUE(meaning.ends_with('.') && meaning.find(". ") == meaning.npos) << meaning;
+    EXPECT_TRUE(meaning.front() >= 'A' && meaning.front() <= 'Z') << meaning;
+    EXPECT_FALSE(needs.empty() || needs.ends_with('.')) << name_of(id);
+    EXPECT_FALSE(looks_like.ends_with('.')) << name_of(id);
+  }
+}
+
+TEST(Causes, AreNamedInOtherNotesByTheirNames) {
+  for (const CauseId id : all_ids<CauseId>()) {
+    std::string_view words = note_of(id).looks_like;
+    for (auto at = words.find("(then `"); at != words.npos; at = words.find("(then `")) {
+      words.remove_prefix(at + std::string_view("(then `").size());
+      const std::string_view name = words.substr(0, words.find('`'));
+      EXPECT_TRUE(find_id<CauseId>(name).has_value()) << name_of(id) << ": " << name;
+    }
+  }
+}
+
+TEST(Causes, HaveAClaimOfTheTableOfClaims) {
+  for (const CauseId id : all_ids<CauseId>()) {
+    const auto claim = claim_of(id);
+    EXPECT_EQ(claim_notes()[static_cast<std::size_t>(claim)].claim, claim) << name_of(id);
   }
 }
 
