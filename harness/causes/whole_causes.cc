@@ -89,6 +89,20 @@ std::optional<double> explained_factor(const Evidence& e, const Stats& s) {
   return factor;
 }
 
+/// Whether a factor leaves at most a quarter of the error on each wrong rank, or what the tolerance
+/// allows.
+bool is_on_all_wrong_ranks(const Evidence& e, double factor) {
+  return std::ranges::all_of(e.bad_ranks(), [&](int rank) {
+    const Held* held = e.held_by(rank);
+    if (held == nullptr || held->record->parts.empty()) return true;
+    const Stats own = stats_of(*held->record);
+    const double rest = std::sqrt(std::max(
+        0.0, own.sum_sq_actual - 2 * factor * own.dot + factor * factor * own.sum_sq_reference));
+    return rest <= std::max(0.25 * std::sqrt(own.sum_sq_diff),
+                            e.tolerance() * std::sqrt(own.sum_sq_actual));
+  });
+}
+
 /// Whether a factor is fitted, and none of the run's numbers.
 bool is_bare(const Cause& cause) {
   return cause.id == CauseId::kScale || cause.id == CauseId::kScaleNearOne;
@@ -233,6 +247,7 @@ Cause cause_scale(const Evidence& e) {
   const Stats& s = e.result.comparison.stats;
   const std::vector<int>& ranks = e.bad_ranks();
   if (const auto factor = explained_factor(e, s)) {
+    if (!is_on_all_wrong_ranks(e, *factor)) return {};
     NamedValues more;
     if (ranks.size() < e.held.size())
       more.push_back(
@@ -249,19 +264,13 @@ Cause cause_scale(const Evidence& e) {
     }
     return fits_by_chance(e, s, *factor) ? Cause() : cause;
   }
-  // ranks may have other parts, and other parts may be right: each wrong rank must have the factor
+  // the other ranks' parts may be right
   const Held* first = e.held_by(ranks.front());
   if (first == nullptr || e.actual.mesh.world_size() == 1 || first->record->parts.empty())
     return {};
   const Stats own = stats_of(*first->record);
   const auto factor = explained_factor(e, own);
-  if (!factor) return {};
-  for (const int rank : ranks) {
-    const Held* held = e.held_by(rank);
-    if (held == nullptr || held->record->parts.empty()) continue;
-    const auto other = explained_factor(e, stats_of(*held->record));
-    if (!other || std::fabs(*other - *factor) > e.tolerance() * std::fabs(*factor)) return {};
-  }
+  if (!factor || !is_on_all_wrong_ranks(e, *factor)) return {};
   Cause cause = e.scale_cause(
       *factor, {NamedValue::words("on_ranks", phrase(PhraseId::kOnTheRanks, {{"ranks", ranks}}))});
   const bool fits_others = are_few(e) || fits_by_chance(e, own, *factor);

@@ -555,6 +555,9 @@ constexpr auto kCauses = [] {
       {kLossWrongOnRanks, "loss_wrong_on_ranks",
        "the loss of rank{ranks:s} {ranks} is another function of {output} than in the single "
        "process: the output is right, and the gradient of the loss there is wrong{?others}"},
+      {kSamplesForeign, "samples_foreign",
+       "{foreign} of {samples} samples on rank{ranks:s} {ranks} are nowhere in the reference's "
+       "batch{?of_step}"},
       {kStepWithoutForward, "step_without_forward",
        "step {step} has no forward pass: the optimizer steps once more behind that of step "
        "{before}"},
@@ -787,12 +790,12 @@ Claim claim_of(CauseId id) noexcept {
     case kLossSmoothing:
     case kLossPenalizesLogits:
     case kLossRounded:
+    case kMomentWithOtherFactors:
+    case kMomentWithOtherBeta:
       return Claim::kRule;
     case kFactorPerRank:
     case kSummandFactors:
     case kMicroBatchWeights:
-    case kMomentWithOtherFactors:
-    case kMomentWithOtherBeta:
     case kNotCleared:
       return Claim::kFittedNumbers;
     case kScale:

@@ -289,8 +289,8 @@ enum class Claim : std::uint8_t {
   kSameBytes,      ///< the bytes of the one value that an operation should have replaced or moved
   kOtherSource,    ///< the values of another record, or right values rounded in a known place
   kRule,           ///< numbers of the run, or an operation with one known change, give the values
-  kFittedNumbers,  ///< several numbers were fitted
   kFittedNumber,   ///< one number, or one extent, was fitted
+  kFittedNumbers,  ///< several numbers were fitted
   kFittedPart,     ///< a number and an extent were fitted
   kRearranged,     ///< right values stand at other places, in a stated order, or are missing there
   kScattered,      ///< the right values stand at other places, in no order

@@ -20,8 +20,8 @@ constexpr ClaimNote kClaims[] = {
      "place."},
     {Claim::kRule, "rule",
      "Numbers of the run, or an operation with one known change, give the values."},
-    {Claim::kFittedNumbers, "fitted numbers", "Several numbers were fitted to the values."},
     {Claim::kFittedNumber, "fitted number", "One number, or one extent, was fitted to the values."},
+    {Claim::kFittedNumbers, "fitted numbers", "Several numbers were fitted to the values."},
     {Claim::kFittedPart, "fitted part", "A number and an extent were fitted to the values."},
     {Claim::kRearranged, "rearranged",
      "The right values are at other places in an order that can be stated, or some of them are "
@@ -142,7 +142,11 @@ constexpr std::string_view
     kRightLogits = "wrong rows whose sum is 0; one row of eight",
     // ---- of checkpoints and programs ----
     kCheckpoint = "two checkpoints that are compared, and tensors with several different elements",
-    kPython = "isoshard's Python package, which compares the samples that the processes read";
+    kPython = "isoshard's Python package, which compares the samples that the processes read",
+    kLossGradient =
+        "isoshard's Python package; an output of the model that is right on all ranks, and the "
+        "gradient of the loss there",
+    kCounts = "isoshard's Python package, which counts what each rank reads and steps";
 
 constexpr auto kNotes = [] {
   using enum CauseId;
@@ -706,6 +710,28 @@ constexpr auto kNotes = [] {
        "ranks that read half of the samples or less"},
       {kFunctionWrong, "A function that the module calls is the first to give a wrong value.",
        "isoshard's Python package, which runs the script again and records each function"},
+      {kLossScaledOnRanks, "The loss of some ranks is a multiple of the right one.", kLossGradient,
+       "a gradient that is scaled behind a right loss"},
+      {kLossDividedByOtherLabels, "All ranks divide their loss by the labels of one of them.",
+       kLossGradient, "ranks with equally many labels"},
+      {kLossWeightsOfMicroBatches, "The losses of micro-batches have other weights.", kLossGradient,
+       "a loss of one micro-batch"},
+      {kLossWeightsOfClasses, "The loss weighs the classes of its labels by other numbers.",
+       kLossGradient, "tokens of one class with several factors"},
+      {kLossOfOtherTokens, "The loss counts tokens that the single process leaves out, or not all.",
+       kLossGradient, "tokens whose gradient is 0 in both"},
+      {kLossOfOtherLabels, "The loss compares tokens with other labels.", kLossGradient,
+       "labels of a few tokens alone"},
+      {kLossSmoothing, "The loss has another label smoothing.", kLossGradient,
+       "a smoothing that differs between tokens"},
+      {kLossPenalizesLogits, "The loss of some ranks has a z-loss.", kLossGradient,
+       "a penalty of another form (then `loss_wrong_on_ranks`)"},
+      {kLossRounded, "The loss of some ranks is computed in a coarser dtype.", kLossGradient,
+       "an output that has no more bits itself"},
+      {kLossTermBesideOutput, "The loss of some ranks has a term that the output does not change.",
+       kLossGradient, "a gradient that is wrong, too"},
+      {kLossWrongOnRanks, "The loss of some ranks is another function of the model's output.",
+       kLossGradient, "an output that is wrong"},
       // ---- samples and steps of a training loop ----
       {kSamplesForeign, "Ranks read samples that are not in the reference's batch.",
        "inputs of two dims or more; a sample that is in no place of the batch, shares less than a "
@@ -720,6 +746,17 @@ constexpr auto kNotes = [] {
        "ranks that read as many samples in a step as the single process has, all of them the "
        "reference's, of several steps",
        "ranks that draw samples of their own"},
+      // ---- what ranks do, counted by the Python package ----
+      {kSamplesCut, "A rank cuts its samples to another length.", kCounts,
+       "positions that hold one value everywhere, as padding does"},
+      {kSamplesRepeatedToFill, "A sampler repeats samples so that all ranks have as many.", kCounts,
+       "samples that the single process has not had before"},
+      {kStepsOfRanksDiffer, "Ranks make different numbers of optimizer steps.", kCounts,
+       "a rank that gets its parameters from another one"},
+      {kGradientsCleared, "A rank steps after its gradients were cleared, or without backward.",
+       kCounts, "a step without gradients on all ranks; parameters that the step changes"},
+      {kReplicasTrainApart, "Data-parallel ranks step with gradients of their own.", kCounts,
+       "a run that is not refused otherwise; roundings"},
   });
 }();
 

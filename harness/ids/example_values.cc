@@ -239,6 +239,17 @@ const std::vector<CauseExamples>& own_examples() {
       {kSamplesForeign, {{"foreign", 2}}},
       {kStepWithoutForward, {{"step", 2}, {"before", 1}}},
       {kStepSkipped, {{"steps", Ints{0, 1}}}},
+      {kLossScaledOnRanks, {{"output", "lm_head"}, {"factors", Reals{2}}}},
+      {kLossDividedByOtherLabels, {{"labels", 20}, {"all_labels", 60}, {"rank", 0}}},
+      {kLossWeightsOfMicroBatches, {{"weights", "1, 2 on rank 1"}}},
+      {kLossWeightsOfClasses, {{"least", 0.5}, {"most", 2.0}}},
+      {kLossOfOtherTokens, {{"more", 7}, {"fewer", 0}}},
+      {kLossOfOtherLabels, {{"wrong", 24}, {"tokens", 24}, {"moved", ""}}},
+      {kLossSmoothing, {{"smoothing", 0.1}, {"right", 0}}},
+      {kLossPenalizesLogits, {{"output", "lm_head"}}},
+      {kLossRounded, {{"output", "lm_head"}}},
+      {kLossTermBesideOutput, {{"output", "lm_head"}}},
+      {kLossWrongOnRanks, {{"output", "lm_head"}}},
   };
   return kOwn;
 }
