@@ -67,8 +67,9 @@ constexpr std::string_view
         "the summands of the gradient, made again from the reference's activations and their "
         "gradients; they must add up to the reference's gradient",
     kWeightsOfSamples =
-        "the summands of the gradient by micro-batch, or at most 64 samples that ranks share out "
-        "evenly; of a loss, the gradients at the model's output",
+        "the summands of the gradient by micro-batch, or by sample of at most 64 (of a loss, the "
+        "gradients at the model's output); ranks that share samples out evenly; weights that are "
+        "0, 1 or numbers of the run, or all 1 but one",
     kOtherWeights = "weights that are no numbers of the run; ranks with different weights",
     // ---- of places ----
     kSlices = "slices of one dim",
@@ -99,6 +100,7 @@ constexpr std::string_view
     kZeroGradient = "a parameter with a gradient of zeros",
     // ---- of scalars ----
     kLabels = "integers of which some are below 0, as labels are that do not count",
+    kNoLabels = "floating-point inputs, also where they are recorded as integers of their bits",
     kGradientNorm = "the gradient norm and the run's own gradients",
     kNormFarOff = "a norm that is a thousandth more",
     kPaddedHead = "a head whose columns are padded over tp",
@@ -222,7 +224,8 @@ constexpr auto kNotes = [] {
        "copies on several ranks"},
       {kEitherCopyWrong, "Copies differ, and none of them can be taken as right.",
        "copies that are all within the tolerance",
-       "copies of which most are equal, or one is twice as near to the reference as the farthest"},
+       "copies of which one value is there most often, or one is twice as near to the reference as "
+       "the farthest"},
       {kValuesNotFinite, "Elements are NaN or infinite in one of the two runs only.",
        "nothing else; it comes before all other causes", "a NaN in both runs"},
       // ---- accumulation ----
@@ -352,14 +355,13 @@ constexpr auto kNotes = [] {
        "a part that no rank has right; single elements; the whole tensor"},
       // ---- read ----
       {kStaleParametersRead, "A module reads its parameters as an earlier step left them.",
-       "the module's output and input, or parameters that are recorded once more where they are "
-       "read"},
+       "the module's output and input, and its parameters of the 4 steps before; or parameters "
+       "that are recorded once more where they are read"},
       {kParametersOfAnother, "A module computes with the parameters of another module.",
        "the output of a module, weights of one shape; its input, or for a norm its right output",
        "another factor besides"},
       {kPredecessorPadding,
-       "The first elements of a gathered parameter are overwritten by the padding of the one "
-       "before.",
+       "The first elements of a gathered parameter hold the padding of the one before it.",
        "a module's output whose first features are wrong, as many as the padding covers",
        "wrong features at other places"},
       {kOneMaskForSamples, "Ranks with different samples draw the same dropout mask.", kEqualMasks},
@@ -450,17 +452,18 @@ constexpr auto kNotes = [] {
       {kUntrainedScaled, "A step multiplies a parameter that is not trained.", kNoGradient,
        kZeroGradient},
       // ---- scalar ----
-      {kValidTokensElsewhere, "As many labels count as in the reference, but other ones.", kLabels},
-      {kFewerValidTokens, "Fewer labels count than in the reference.", kLabels},
-      {kMoreValidTokens, "More labels count than in the reference.", kLabels},
+      {kValidTokensElsewhere, "As many labels count as in the reference, but other ones.", kLabels,
+       kNoLabels},
+      {kFewerValidTokens, "Fewer labels count than in the reference.", kLabels, kNoLabels},
+      {kMoreValidTokens, "More labels count than in the reference.", kLabels, kNoLabels},
       {kIdsInOtherOrder, "Ranks read the right ids or samples in another order.",
        "all of the step's ids, each as often as it should be"},
       {kIdsRepeated, "Some ids or samples are read several times, and others never.",
        "ids of the reference only, each of them as often as the others"},
       {kMeanOfRankMeans,
        "The loss is a mean of means of ranks or micro-batches, not the mean of all tokens.",
-       "`loss_per_dp_rank`, or the gradients at the model's output of at most 64 samples; parts "
-       "with different counts of tokens",
+       "`loss_per_dp_rank`, or the gradients at the model's output; parts with different counts of "
+       "tokens",
        "one sample with another weight"},
       {kReplicatedCountedOften,
        "The gradient norm counts replicated parameters once for each rank of the axis.",
@@ -576,9 +579,9 @@ constexpr auto kNotes = [] {
        "elements that are nearly as before"},
       {kDecayWithRateOfSettings,
        "Weight decay is applied with the learning rate of the settings, not the schedule's.",
-       kDecayRate, "twice the decay, or none (then `decay_applied_twice`, `decay_left_out`)"},
+       kDecayRate, "twice the decay, or none; another factor (then `decay_applied_other_times`)"},
       {kDecayWithRateOfStep, "Weight decay is applied with the learning rate of another step.",
-       kDecayRate, "twice the decay, or none (then `decay_applied_twice`, `decay_left_out`)"},
+       kDecayRate, "twice the decay, or none; another factor (then `decay_applied_other_times`)"},
       {kDecayWithoutRate, "Weight decay is not multiplied by the learning rate.", kDecay, kNoDecay},
       {kDecayLeftOut, "Weight decay is left out.", kDecay, kNoDecay},
       {kDecayAppliedTwice, "Weight decay is applied twice.", kDecay, kNoDecay},
@@ -679,7 +682,8 @@ constexpr auto kNotes = [] {
        "several runs (`verify --repeat`)"},
       // ---- calls ----
       {kNoCallAlongAxis, "A rank makes no collective call along an axis.",
-       "lists of calls along other axes", "a run that records no calls"},
+       "lists of calls along other axes, and a table of those that must be made",
+       "a run that records no calls"},
       {kCallMadeAgain, "A rank makes a collective call once more.",
        "lists of calls, and a table of those that must be made"},
       // ---- tensors of checkpoints ----
@@ -743,8 +747,8 @@ constexpr auto kNotes = [] {
        "of the run have some",
        "a run that records no inputs, or no activations"},
       {kStepSkipped, "The ranks read the samples of several steps before the optimizer steps once.",
-       "ranks that read as many samples in a step as the single process has, all of them the "
-       "reference's, of several steps",
+       "isoshard's Python package; ranks that read as many samples in a step as the single process "
+       "has, all of them the reference's, of several steps",
        "ranks that draw samples of their own"},
       // ---- what ranks do, counted by the Python package ----
       {kSamplesCut, "A rank cuts its samples to another length.", kCounts,

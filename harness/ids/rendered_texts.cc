@@ -101,7 +101,7 @@ std::string section_of(CauseId id, CauseId before) {
   std::string section = fmt::format("\n### {}\n\n", name_of(id)) + wrapped(note.meaning) + "\n" +
                         wrapped(text, kCode) + "\n";
   if (note.needs == known.needs && note.looks_like == known.looks_like)
-    return section + fmt::format("It needs the same as [{0}](#{0}).\n", name_of(before));
+    return section + fmt::format("Needs and Not: as for [{0}](#{0}).\n", name_of(before));
   section += wrapped(fmt::format("Needs: {}.", note.needs), "  ", "- ");
   if (!note.looks_like.empty())
     section += wrapped(fmt::format("Not: {}.", note.looks_like), "  ", "- ");
