@@ -409,17 +409,14 @@ class Recorder:
 
     def _notes(self) -> dict[str, Any]:
         notes: dict[str, Any] = {"unread": self._unread} if self._unread else {}
-<<<<<<< HEAD
         if self.has_own_norm:
             notes["own_norm"], self.has_own_norm = True, False
-=======
         if self._unfinished:
             notes["unfinished"] = self._unfinished
         if self.world_size > 1 and self.backward_passes:
             notes["backward_passes"], self.backward_passes = self.backward_passes, 0
         if self.has_no_gradients:
             notes["no_gradients"], self.has_no_gradients = True, False
->>>>>>> in_h3
         if self._passes:
             notes["passes"] = self._passes
         if self.buffers:
