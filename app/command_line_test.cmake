@@ -144,7 +144,7 @@ expect(2 "did you mean 'small'" verify --preset smal)
 expect(2 "did you mean 'tp-size'" verify --tp_sise 2)
 expect(2 "did you mean 'test'" tset)
 expect(2 "class of faults must be one of A to M, got 'Z'" faults --class AZ)
-expect(2 "did you mean 'sweep'" bench swep)
+expect(2 "did you mean 'compare'" bench compre)
 expect(0
   "the bug.*wrapper was never applied.*smallest case.*contracts that name it.*dp.grad.average"
   explain dp_sum_missing)
