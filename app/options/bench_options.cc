@@ -181,7 +181,6 @@ void declare_bench_options(OptionTable& table) {
   for (const auto& [alias, name] : {std::pair{"tp-size", "tp"},
                                     {"dp-size", "dp"},
                                     {"model-name", "model"},
-                                    {"num-steps", "steps"},
                                     {"num-training-steps", "steps"},
                                     {"num-workers", "nproc-per-node"}})
     table.aliases[alias] = name;
