@@ -110,8 +110,8 @@ case $scenario in
     [[ -e auto/results_autotp_tp2_dp1.json ]] || fail "tp must be what the job has"
     expect 2 2 "${bench[@]}" --dp_size 2 --attach
     says_once 'has 4 ranks, the job has 2'
-    expect 2 2 bench sweep --model tiny --attach
-    says_once 'bench sweep has no --attach'
+    expect 2 2 bench compare impl=ddp impl=autotp --model tiny --attach
+    says_once 'bench compare has no --attach'
     expect 2 2 "${bench[@]}"
     says 'mpirun or srun started 2 processes .* add --attach'
     ;;

@@ -84,9 +84,7 @@ int run_bench_command(const ParsedOptions& options) {
   }
   if (action == "run") return run_one(options);
   if (action == "compare") return bench_compare(options);
-  if (action == "sweep") return bench_sweep(options);
-  if (action == "plan") return bench_memory_plan(options);
-  const std::vector<std::string> known = {"run", "compare", "sweep", "plan"};
+  const std::vector<std::string> known = {"run", "compare"};
   throw UsageError(fmt::format("unknown action '{}'{}; known are {}", action,
                                did_you_mean(action, known), join_names(known)));
 }
@@ -131,7 +129,7 @@ Command bench_command() {
   return {
       "bench",
       "time an implementation, after a small twin of it was judged",
-      "bench [run | compare A B | sweep | plan] [options]",
+      "bench [run | compare A B] [options]",
       "  isoshard bench --impl autotp --model small --dp_size 2 --tp_size 2 --seq_length 128 "
       "--num_training_steps 20\n"
       "  isoshard bench --impl fsdp_dtensor --model small --dp_size 2 --tp_size 2 "

@@ -267,60 +267,6 @@ TEST(BenchCommand, RefusesToBeStartedByMpirunWithoutAttachAndSaysWhatToDo) {
   EXPECT_THAT(result.error, HasSubstr("add --attach, or start one process"));
 }
 
-TEST(BenchCommand, PlansWithoutRunning) {
-  const TestFolder folder;
-
-  const ChildResult result = run_bench_in(
-      folder, {"bench", "plan", "--model", "Qwen3-32B", "--gpus", "8", "--memory", "80GB"});
-
-  ASSERT_EQ(result.exit_code, 0) << result.error;
-  EXPECT_THAT(result.output,
-              AllOf(HasSubstr("--impl fsdp_dtensor --dp 2\n"), HasSubstr("--impl megatron"),
-                    testing::ContainsRegex("configurations: [0-9]+ fits, ")));
-  EXPECT_EQ(wide_lines(result.output, {"not possible"}), "");
-  const ChildResult small = run_bench_in(folder, {"bench", "plan", "--model", "Qwen3-32B", "--gpus",
-                                                  "2", "--memory", "1GB", "--report", "plan.json"});
-  EXPECT_EQ(small.exit_code, 1);
-  EXPECT_THAT(small.output, AllOf(HasSubstr("\ntoo large "), Not(HasSubstr("\nfits "))));
-  const json report = read_results(folder.path() / "plan.json");
-  EXPECT_EQ(report["benchmarks"][0]["status"], "too large");
-}
-
-// One configuration of each kind, in the words of a plan.
-TEST(BenchCommand, SweepsInTheWordsOfAPlan) {
-  const TestFolder folder;
-  const auto sweep = [&](const std::string& batch_sizes) {
-    return run_bench_in(folder, {"bench",     "sweep",          "--model",
-                                 "tiny",      "--seq_length",   "16",
-                                 "--dtype",   "float32",        "--num_training_steps",
-                                 "3",         "--warmup_steps", "1",
-                                 "--ungated", "--impl",         "autotp",
-                                 "--vary",    batch_sizes,      "tp=2,5",
-                                 "--report",  "sweep.json"});
-  };
-
-  const ChildResult some = sweep("batch-size=1,100000000");
-
-  EXPECT_EQ(some.exit_code, 0) << some.output << some.error;
-  EXPECT_THAT(some.output, HasSubstr("[ungated] too large: --batch-size 100000000 --tp 2: "));
-  EXPECT_THAT(some.output, HasSubstr("[ungated] not possible: --batch-size 1 --tp 5: "));
-  EXPECT_THAT(some.output,
-              HasSubstr("4 configurations: 1 too large, 1 measured, 2 not possible; "));
-  const json runs = read_results(folder.path() / "results/sweep.json")["runs"];
-  ASSERT_EQ(runs.size(), 2U);
-  EXPECT_EQ(runs[0]["state"], "measured");
-  EXPECT_TRUE(runs[0].contains("measured"));
-  EXPECT_EQ(runs[1]["state"], "too large");
-  EXPECT_FALSE(runs[1].contains("measured"));
-  const ChildResult none = sweep("batch-size=100000000");
-  EXPECT_EQ(none.exit_code, 1) << "nothing was measured: " << none.output << none.error;
-  const json report = read_results(folder.path() / "sweep.json");
-  EXPECT_EQ(report["benchmarks"][0]["status"], "too large");
-  EXPECT_THAT(
-      Schema(read_results(fs::path(ISOSHARD_DOCS_DIR) / "report.schema.json")).problem(report),
-      IsEmpty());
-}
-
 Arguments tiny_compare(Arguments sides) {
   Arguments all = {"bench", "compare"};
   all.insert(all.end(), sides.begin(), sides.end());

@@ -78,7 +78,7 @@ expect(0 "1 of 1 case conforms" verify --model tiny-gpt2 --steps 2 --tp 2 --dp 2
   --dtype bf16 --optimizer adamw --lr 0.01)
 expect(2 "none of the selected subjects has a tp axis" verify --fault dp_sum_missing --tp 2)
 expect(2 "from 1 to 1048576, got 9223372036854775807" verify ${one_case}
-  --vocab-multiple 9223372036854775807)
+  --make-vocab-size-divisible-by 9223372036854775807)
 expect(2 "learning rate must be above 0 and finite in fp32, got 1e.300"
   verify --learning-rate 1e300)
 expect(4 "had no effect on" verify --fault dp_sum_missing --dp 1)
@@ -110,7 +110,7 @@ file(GLOB done ${FOLDER}/runs/qwen2_tp2_dp2/step*/rank00001.done)
 file(REMOVE ${done})
 expect(3 "rank00001" compare ${reference} runs/qwen2_tp2_dp2)
 
-expect(0 "1 of 1 case conforms" verify ${one_case} --vocab-parallel --vocab-multiple 8
+expect(0 "1 of 1 case conforms" verify ${one_case} --vocab-parallel --make-vocab-size-divisible-by 8
   --label-smoothing 0.1)
 expect(2 "take --subjects autotp" verify --preset small --subjects ddp --dp 2 --vocab-parallel)
 expect(2 "label smoothing must be in .*got 2" verify ${one_case} --label-smoothing 2)
@@ -148,7 +148,7 @@ expect(2 "did you mean 'small'" verify --preset smal)
 expect(2 "did you mean 'tp-size'" verify --tp_sise 2)
 expect(2 "did you mean 'test'" tset)
 expect(2 "class of faults must be one of A to M, got 'Z'" faults --class AZ)
-expect(2 "did you mean 'sweep'" bench swep)
+expect(2 "did you mean 'compare'" bench compre)
 expect(0
   "the bug.*wrapper was never applied.*smallest case.*contracts that name it.*dp.grad.average"
   explain dp_sum_missing)

@@ -16,7 +16,6 @@ namespace isoshard {
 [[nodiscard]] Command bench_command();
 [[nodiscard]] Command faults_command();
 [[nodiscard]] Command report_command();
-[[nodiscard]] Command bisect_command();
 [[nodiscard]] Command list_command();
 [[nodiscard]] Command explain_command();
 [[nodiscard]] Command doctor_command();

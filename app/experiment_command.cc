@@ -55,7 +55,6 @@ void declare_experiment(OptionTable& table) {
   table.positional.add("kind", 1);
   table.aliases = {{"tp-size", "tp"},
                    {"num-layers", "layers"},
-                   {"seq-len", "seq-length"},
                    {"reduction-order", "order"},
                    {"num-heads", "heads"}};
 }

@@ -224,7 +224,7 @@ INSTANTIATE_TEST_SUITE_P(
                    fs::remove(folder / "run/manifest.json");
                    ASSERT_EQ(::mkfifo((folder / "run/manifest.json").c_str(), 0600), 0);
                  }),
-        compared("UnknownSchema", kBadInput, {"the schema must be 1 or 2"},
+        compared("UnknownSchema", kBadInput, {"the schema must be 2"},
                  manifest([](json& m) { m["schema"] = 3; })),
         compared("NoMesh", kBadInput, {"\"mesh\" is missing"},
                  manifest([](json& m) { m.erase("mesh"); })),

@@ -29,13 +29,6 @@ using ::testing::StartsWith;
 
 using namespace codes;
 
-Arguments one_case(Arguments more) {
-  Arguments arguments = {"verify",     "--model", "tiny",    "--tp", "2",      "--dp",  "1",
-                         "--subjects", "autotp",  "--dtype", "fp32", "--data", "random"};
-  arguments.insert(arguments.end(), more.begin(), more.end());
-  return arguments;
-}
-
 /// Writes a report.
 const Arguments kQuickReport = {"experiment", "init", "--output-dir", "out"};
 

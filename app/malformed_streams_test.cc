@@ -18,9 +18,6 @@ using ::testing::HasSubstr;
 
 using namespace codes;
 
-const Arguments kOneCase = {"verify", "--model", "tiny",       "--tp",         "2",
-                            "--dp",   "1",       "--subjects", "autotp",       "--dtype",
-                            "fp32",   "--data",  "random",     "--output-dir", "out"};
 const Arguments kOneFault = {"verify", "--fault", "mlp_input_grad_partial", "--output-dir", "out"};
 
 struct Streams {
@@ -85,7 +82,7 @@ INSTANTIATE_TEST_SUITE_P(Streams, MalformedStreams, testing::ValuesIn(kStreams),
 
 TEST_P(MalformedStreams, LeaveTheVerdictTheReportAndTheLock) {
   for (const auto& [arguments, code] :
-       {std::pair{kOneCase, kConforms}, std::pair{kOneFault, kDiverges}}) {
+       {std::pair{one_case({"--output-dir", "out"}), kConforms}, std::pair{kOneFault, kDiverges}}) {
     const ChildResult result = run(arguments);
 
     EXPECT_EQ(result.exit_code, code) << result.error << "signal " << result.signal;
@@ -123,7 +120,8 @@ TEST_P(MalformedStreams, LeaveTheExitCodeOfAWrongOption) {
 TEST(MalformedStream, ThatIsFullIsToldOnStandardErrorBesideTheVerdict) {
   const TestFolder folder;
 
-  const ChildResult result = run_isoshard(folder.path(), kOneCase, [] { become_full(1); });
+  const ChildResult result =
+      run_isoshard(folder.path(), one_case({"--output-dir", "out"}), [] { become_full(1); });
 
   EXPECT_EQ(result.exit_code, kConforms);
   EXPECT_THAT(result.error, HasSubstr("cannot write to standard output: No space left on device"));

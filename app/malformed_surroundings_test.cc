@@ -21,9 +21,6 @@ using ::testing::HasSubstr;
 
 using namespace codes;
 
-const Arguments kOneCase = {"verify",     "--model", "tiny",    "--tp", "2",      "--dp",  "1",
-                            "--subjects", "autotp",  "--dtype", "fp32", "--data", "random"};
-
 // ---- signals (row 18 of docs/internals/failures.md)
 // -----------------------------------------------------------------------------------
 
@@ -98,7 +95,7 @@ TEST(MalformedSignals, TheSecondEndsTheProgramAtOnceAndNoRankIsLeft) {
 TEST(MalformedSignals, AHangupThatNohupIgnoresEndsNothing) {
   const TestFolder folder;
 
-  const ChildResult result = run_isoshard(folder.path(), kOneCase, [] {
+  const ChildResult result = run_isoshard(folder.path(), one_case(), [] {
     ::signal(SIGHUP, SIG_IGN);
     const pid_t program = ::getpid();
     if (::fork() != 0) return;
@@ -116,7 +113,7 @@ TEST(MalformedLimits, TooFewDescriptorsAreToldWithTheLimit) {
   const TestFolder folder;
 
   const ChildResult result =
-      run_isoshard(folder.path(), kOneCase, [] { set_limit(RLIMIT_NOFILE, 16); });
+      run_isoshard(folder.path(), one_case(), [] { set_limit(RLIMIT_NOFILE, 16); });
 
   EXPECT_EQ(result.exit_code, kInfrastructure) << result.error;
   EXPECT_THAT(result.output + result.error, HasSubstr("RLIMIT_NOFILE (ulimit -n) is 16"));
@@ -127,7 +124,7 @@ TEST(MalformedLimits, TooFewProcessesAreToldWithTheLimit) {
   const TestFolder folder;
   std::filesystem::permissions(folder.path(), std::filesystem::perms::all);
 
-  const ChildResult result = run_isoshard(folder.path(), kOneCase, [] {
+  const ChildResult result = run_isoshard(folder.path(), one_case(), [] {
     give_up_root();
     set_limit(RLIMIT_NPROC, 1);
   });
@@ -141,7 +138,7 @@ TEST(MalformedLimits, TooLittleAddressSpaceIsToldWithItsSize) {
   const TestFolder folder;
 
   const ChildResult result =
-      run_isoshard(folder.path(), kOneCase, [] { limit_growth(std::size_t{8} << 20); });
+      run_isoshard(folder.path(), one_case(), [] { limit_growth(std::size_t{8} << 20); });
 
   EXPECT_EQ(result.exit_code, kInfrastructure) << result.error;
   EXPECT_THAT(result.output + result.error,
@@ -159,7 +156,7 @@ TEST(MalformedEnvironment, OfOtherSystemsIsRecordedAndChangesNothing) {
       {"MASTER_PORT", "99999999"}, {"NCCL_DEBUG", "nonsense"}, {"RANK", "7"},
       {"WORLD_SIZE", "many"},      {"GTEST_FILTER", "-*"},     {"LC_ALL", "de_DE.UTF-8"},
       {"TZ", "\x1b[31mnowhere"}};
-  Arguments plain = kOneCase, poisoned = kOneCase;
+  Arguments plain = one_case(), poisoned = one_case();
   plain.insert(plain.end(), {"--output-dir", "plain"});
   poisoned.insert(poisoned.end(), {"--output-dir", "poisoned"});
 

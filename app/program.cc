@@ -67,7 +67,7 @@ int run_program(const std::vector<std::string>& arguments) {
        {"test this program",
         {faults_command(), oracle_command(), golden_command(), experiment_command()}},
        {"measure", {bench_command()}},
-       {"show results", {report_command(), plot_command(), bisect_command()}},
+       {"show results", {report_command(), plot_command()}},
        {"look things up", {list_command(), explain_command(), doctor_command()}},
        {"work on bundles", {respond_command("isoshard"), bundle_command("isoshard")}}});
   try {

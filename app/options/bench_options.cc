@@ -137,8 +137,7 @@ std::vector<std::string> repeating_flags(const ParsedOptions& options) {
   for (const auto& option : table.options.options()) {
     const std::string& name = option->long_name();
     const bool is_of_this_run = std::ranges::find(kNot, name) != std::end(kNot) ||
-                                table.groups[name] == "comparing and planning" ||
-                                table.groups[name] == "ranks";
+                                table.groups[name] == "comparing" || table.groups[name] == "ranks";
     if (!options.given(name) || is_of_this_run) continue;
     const std::string value = value_text(options, name);
     if (value == "false") continue;
@@ -149,7 +148,7 @@ std::vector<std::string> repeating_flags(const ParsedOptions& options) {
 }
 
 void declare_bench_options(OptionTable& table) {
-  table.leading_groups = {"benchmark", "comparing and planning"};
+  table.leading_groups = {"benchmark", "comparing"};
   auto add = table.group("benchmark"), model = table.group("model and mesh");
   add("impl", po::value<std::string>()->default_value("autotp"),
       fmt::format("implementation: {}", fmt::join(bench_impls(), " ")).c_str());
@@ -182,14 +181,11 @@ void declare_bench_options(OptionTable& table) {
   for (const auto& [alias, name] : {std::pair{"tp-size", "tp"},
                                     {"dp-size", "dp"},
                                     {"model-name", "model"},
-                                    {"num-steps", "steps"},
                                     {"num-training-steps", "steps"},
-                                    {"num-workers", "nproc-per-node"},
-                                    {"gpus", "nproc-per-node"}})
+                                    {"num-workers", "nproc-per-node"}})
     table.aliases[alias] = name;
-  auto compare = table.group("comparing and planning");
-  compare("action", po::value<std::string>(),
-          "what to do: run (default), compare A B, sweep, plan");
+  auto compare = table.group("comparing");
+  compare("action", po::value<std::string>(), "what to do: run (default), compare A B");
   compare(
       "sides", po::value<std::vector<std::string>>()->multitoken()->composing(),
       "of compare: results_*.json, or flags without dashes such as \"impl=autotp zero-stage=2\"");
@@ -198,11 +194,6 @@ void declare_bench_options(OptionTable& table) {
           "of compare: confidence of the interval");
   compare("allowed-slowdown", po::value<double>()->default_value(0.05, "0.05"),
           "of compare with a single stored run: the relative slowdown that is still accepted");
-  compare("memory", po::value<std::string>(),
-          "of plan: memory of each process, such as 80GB (10^9) or 80GiB");
-  compare("vary", po::value<std::vector<std::string>>()->multitoken()->composing(),
-          "of sweep and plan: flags and their values, such as tp=1,2 zero-stage=0,1,2 (default: "
-          "all degrees that --nproc-per-node allows, and the ZeRO stages)");
   table.positional.add("action", 1).add("sides", -1);
 }
 
@@ -213,14 +204,6 @@ ParsedOptions parse_bench_flags(const std::vector<std::string>& words) {
 }
 
 BenchPlan bench_plan_of(const ParsedOptions& options) {
-  BenchPlan plan = planned_bench_of(options);
-  if (!options.get<bool>("attach"))
-    refuse_more_than_fork(plan.item,
-                          ": start more with mpirun and --attach, or take lower degrees");
-  return plan;
-}
-
-BenchPlan planned_bench_of(const ParsedOptions& options) {
   BenchPlan plan;
   plan.impl = options.get<std::string>("impl");
   plan.model_name = options.get<std::string>("model");
@@ -249,6 +232,9 @@ BenchPlan planned_bench_of(const ParsedOptions& options) {
   if (plan.threads == 0) plan.threads = usual_threads(item);
   plan.arguments = repeating_flags(options);
   plan.item = item;
+  if (!options.get<bool>("attach"))
+    refuse_more_than_fork(plan.item,
+                          ": start more with mpirun and --attach, or take lower degrees");
   return plan;
 }
 

@@ -22,9 +22,6 @@ void declare_bench_options(OptionTable& table);
 /// The flags that were given and decide what is timed, so that they ask for the same again.
 [[nodiscard]] std::vector<std::string> repeating_flags(const ParsedOptions& options);
 
-/// Like bench_plan_of, but the case may have more ranks than can be forked here.
-[[nodiscard]] BenchPlan planned_bench_of(const ParsedOptions& options);
-
 /// The flags of a text such as "--impl autotp --tp 2", split at white space.
 /// Errors   UsageError as parse_options.
 [[nodiscard]] ParsedOptions parse_bench_flags(const std::vector<std::string>& words);

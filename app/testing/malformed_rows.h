@@ -51,6 +51,14 @@ inline std::map<std::string, std::string> tree_of(const std::filesystem::path& f
   return tree;
 }
 
+/// The flags of a small case that conforms, and `more`.
+inline Arguments one_case(const Arguments& more = {}) {
+  Arguments arguments = {"verify",     "--model", "tiny",    "--tp", "2",      "--dp",  "1",
+                         "--subjects", "autotp",  "--dtype", "fp32", "--data", "random"};
+  arguments.insert(arguments.end(), more.begin(), more.end());
+  return arguments;
+}
+
 /// Runs the program in `folder`; its lines are not broken, as on a wide terminal. `prepare` runs in
 /// the child before it: limits, refusals.
 inline ChildResult run_isoshard(const std::filesystem::path& folder, const Arguments& arguments,

@@ -6,8 +6,7 @@ set -euo pipefail
 manual=$1
 failures=0
 say() { echo "$*"; failures=1; }
-for page in isoshard isoshard-verify isoshard-faults isoshard-bisect isoshard-judge \
-  isoshard-judge-compare; do
+for page in isoshard isoshard-verify isoshard-faults isoshard-judge isoshard-judge-compare; do
   [[ -s $manual/man1/$page.1 ]] || say "$page.1 must be made"
 done
 if command -v groff >/dev/null; then

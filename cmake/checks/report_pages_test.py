@@ -5,7 +5,7 @@
 usage: report_pages_test.py PROGRAM FOLDER
 
 PROGRAM (isoshard) makes pages in FOLDER: of a run that diverges, of one that conforms, of training
-curves, of a convergence test, of faults, of a benchmark, a plan, and goldens. Chromium without a
+curves, of a convergence test, of faults, of a benchmark, and goldens. Chromium without a
 window loads each in the light and in the dark, on a wide and on a narrow screen, and a script that
 is added to a copy of the page says what it sees: what stands on the first screen, whether anything
 is wider than the page, and what axe finds (accessibility rules of WCAG 2.1 A and AA). Pages without
@@ -71,7 +71,6 @@ FIRST_WORDS = {
     "conforms": ("It is as it should be", "ran in one process and sharded"),
     "curves": ("as it should be", "losses were compared step by step"),
     "bench": ("Measured", "Training steps were timed"),
-    "plan": ("No configuration fits", "nothing ran"),
     "faults": ("All 2 mistakes were found", "put into a right implementation on purpose"),
     "converge": ("as they should be", "losses were compared step by step"),
     "golden": ("as in the accepted runs", "stored when they were accepted"),
@@ -196,9 +195,6 @@ def make_pages(program: str, folder: pathlib.Path) -> dict[str, pathlib.Path]:
             "bench", 0, "bench", "--impl", "nd", "--model", "tiny", "--pp", "2", "--dp", "2",
             "--seq_length", "16", "--num_training_steps", "6", "--warmup_steps", "1",
             "--output-dir", str(folder / "results"),
-        ),
-        "plan": page(
-            "plan", 1, "bench", "plan", "--model", "Qwen3-32B", "--gpus", "2", "--memory", "1GB"
         ),
         "faults": page("faults", 0, "faults", "dp_sum_missing", "mlp_input_grad_partial"),
         "converge": page(

@@ -102,7 +102,7 @@ INSTANTIATE_TEST_SUITE_P(
                "duplicate key"},
         Broken{"TheOlderSchema",
                [](const fs::path& b) { edit_manifest(b, [](json& m) { m["schema"] = 1; }); },
-               "--allow-unsealed"}),
+               "the schema must be 2"}),
     name_of_row);
 
 // -- the trusted side -----------------------------------------------------------------------------

@@ -55,7 +55,6 @@ struct Bundle {
   int response_runs = 0;
   Redrawn redrawn;
   std::string settings;  ///< JSON text, as given to write_bundle; "{}" if it has none
-  int schema = 2;        ///< 1: nothing is sealed
   std::map<std::string, std::string> versions;  ///< of the frameworks that ran
   std::string producer;  ///< "NAME VERSION" of the program that wrote it; may be empty
   std::vector<NotRecorded> not_recorded;
@@ -73,9 +72,6 @@ struct Bundle {
   std::set<RecordKey> inferred;
 };
 
-/// Whether bundles of schema 1, whose files nothing seals, are read.
-enum class Unsealed : std::uint8_t { kRefused, kAllowed };
-
 /// Writes the run below `directory`, which may be missing, empty, or hold an older bundle, which is
 /// replaced. `settings` is a JSON object that is stored as it is.
 ///
@@ -88,7 +84,8 @@ void write_bundle(const std::filesystem::path& directory, const Reference& refer
 /// Replaces the responses of a bundle that is there: responses.json, and what manifest.json lists
 /// of it. Everything else stays.
 ///
-/// Errors   FileError if the manifest is unreadable or of schema 1; InfrastructureError if writing
+/// Errors   FileError if the manifest is unreadable or of another schema; InfrastructureError if
+/// writing
 ///          fails. A bundle whose writer is killed between the two files is refused when it is
 ///          read.
 void write_responses(const std::filesystem::path& directory, const Reference& reference);
@@ -97,11 +94,10 @@ void write_responses(const std::filesystem::path& directory, const Reference& re
 ///              responses; no statistics. Every file is the one that manifest.json lists.
 /// Errors       FileError for whatever is malformed, of another run, does not tile, has another
 ///              SHA-256, is not listed or is missing, for responses that do not fit each other or
-///              their tensors, and for schema 1 unless it is allowed; InfrastructureError that
-///              names the file when the run is incomplete (the manifest is missing, or lists no
-///              files of a rank or step).
-[[nodiscard]] Bundle read_bundle(const std::filesystem::path& directory,
-                                 Unsealed unsealed = Unsealed::kRefused);
+///              their tensors, and for another schema; InfrastructureError that names the file when
+///              the run is incomplete (the manifest is missing, or lists no files of a rank or
+///              step).
+[[nodiscard]] Bundle read_bundle(const std::filesystem::path& directory);
 
 /// The same without copying tensors, and without holding files to their hashes: for a rank that
 /// compares with a reference on its machine. Whoever judges reads the bundle again. Responses and

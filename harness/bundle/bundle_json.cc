@@ -349,19 +349,18 @@ json to_json(const std::map<RecordKey, Response>& responses, int runs) {
           {"responses", list}};
 }
 
-int known_schema(const json& object, const std::filesystem::path& file) {
+void require_known_schema(const json& object, const std::filesystem::path& file) {
   const int schema = field<int>(object, "schema", file);
-  if (schema < 1 || schema > kSchema)
+  if (schema != kSchema)
     refuse(file, RuleId::kUnknownSchema, {{"newest", kSchema}, {"got", schema}});
-  return schema;
 }
 
 std::map<RecordKey, Response> responses_of(const json& j, const std::filesystem::path& file,
                                            int& runs) {
-  const int schema = known_schema(j, file);
+  require_known_schema(j, file);
   runs = field<int>(j, "runs", file);
   if (runs < 1) refuse_form(file, fmt::format("\"runs\" must be at least 1, got {}", runs));
-  const int variants = field_or<int>(j, "variants", schema == 1 ? 1 : 0, file);
+  const int variants = field_or<int>(j, "variants", 0, file);
   if (variants < 0 || variants > kMaxVariants)
     refuse_form(file,
                 fmt::format("\"variants\" must be from 0 to {}, got {}", kMaxVariants, variants));

@@ -12,8 +12,8 @@ namespace isoshard::detail {
 
 /// What is written. Schema 1 had no hashes.
 inline constexpr int kSchema = 2;
-/// The field "schema".   Errors   FileError if it is not one that this program reads.
-[[nodiscard]] int known_schema(const nlohmann::json& object, const std::filesystem::path& file);
+/// Errors   FileError if the field "schema" is not the one that this program reads.
+void require_known_schema(const nlohmann::json& object, const std::filesystem::path& file);
 
 /// What a record may leave out.
 struct RecordDefaults {

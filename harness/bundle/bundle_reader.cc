@@ -36,16 +36,15 @@ class BundleReader {
  public:
   enum class Bytes : std::uint8_t { kCopied, kMapped };
 
-  BundleReader(fs::path directory, Unsealed unsealed, Bytes bytes)
-      : directory_(std::move(directory)), unsealed_(unsealed), bytes_(bytes), files_(directory_) {}
+  BundleReader(fs::path directory, Bytes bytes)
+      : directory_(std::move(directory)), bytes_(bytes), files_(directory_) {}
 
   Bundle run() {
     const fs::path file = directory_ / "manifest.json";
     if (!fs::exists(file) && has_steps()) require_there(file);  // it is written last
     const json manifest = files_.json("manifest.json");
-    bundle_.schema = schema_of(manifest, file);
-    if (bundle_.schema == detail::kSchema && bytes_ == Bytes::kCopied)
-      files_ = detail::SealedFiles(directory_, manifest);
+    detail::require_known_schema(manifest, file);
+    if (bytes_ == Bytes::kCopied) files_ = detail::SealedFiles(directory_, manifest);
     run_id_ = detail::field<std::string>(manifest, "run", file);
     bundle_.run = run_id_;
     read_digest(manifest, file);
@@ -73,12 +72,6 @@ class BundleReader {
     return std::any_of(begin(entries), end(entries), [](const auto& entry) {
       return entry.path().filename().string().starts_with("step");
     });
-  }
-
-  int schema_of(const json& manifest, const fs::path& file) const {
-    const int schema = detail::known_schema(manifest, file);
-    if (schema == 1 && unsealed_ == Unsealed::kRefused) refuse(file, RuleId::kNotSealed);
-    return schema;
   }
 
   void read_producer(const json& manifest, const fs::path& file) {
@@ -141,7 +134,7 @@ class BundleReader {
     const fs::path tensors = files_.path_of(stem + ".safetensors");
     const std::string id = files_.text(stem + ".done");
     const json description = files_.json(stem + ".json");
-    if (detail::field<int>(description, "schema", file) != bundle_.schema)
+    if (detail::field<int>(description, "schema", file) != detail::kSchema)
       refuse(file, RuleId::kOtherRun,
              {NamedValue::words("problem", "has another schema than manifest.json")});
     if (id != run_id_ + "\n" || detail::field<std::string>(description, "run", file) != run_id_)
@@ -364,7 +357,6 @@ class BundleReader {
   }
 
   fs::path directory_;
-  Unsealed unsealed_;
   Bytes bytes_;
   std::int64_t begin_ = 0;  ///< of the step's file, where files are mapped
   detail::SealedFiles files_;
@@ -374,12 +366,12 @@ class BundleReader {
 
 }  // namespace
 
-Bundle read_bundle(const fs::path& directory, Unsealed unsealed) {
-  return BundleReader(directory, unsealed, BundleReader::Bytes::kCopied).run();
+Bundle read_bundle(const fs::path& directory) {
+  return BundleReader(directory, BundleReader::Bytes::kCopied).run();
 }
 
 Bundle map_bundle(const fs::path& directory) {
-  return BundleReader(directory, Unsealed::kRefused, BundleReader::Bytes::kMapped).run();
+  return BundleReader(directory, BundleReader::Bytes::kMapped).run();
 }
 
 }  // namespace isoshard

@@ -31,7 +31,7 @@ void declare_bundle(OptionTable& table) {
 
 /// Everything that a run must be to be judged, but for what only a reference can tell.
 std::string check(const std::string& folder) {
-  SavedRun run(folder, Unsealed::kRefused);
+  SavedRun run(folder);
   require_kept(run.bundle.trace, run.manifest);
   if (run.settings.training.empty()) run.refuse(RuleId::kSettingsMissing);
   std::vector<std::string> excused;

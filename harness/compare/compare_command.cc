@@ -56,8 +56,6 @@ void declare_compare(OptionTable& table) {
       "allow-different-origins", po::bool_switch(),
       "take the judged run's word that its batches come from a file: how its samples were drawn, "
       "and the position of its sampler and masks, is not judged");
-  judging("allow-unsealed", po::bool_switch(),
-          "accept bundles of schema 1, which have no hashes of their files");
   judging("not-recorded", po::value<std::string>(),
           "records that the judged run need not have: KIND/NAME with * and ?, several with commas");
   judging("partial", po::value<std::string>(),
@@ -154,7 +152,7 @@ void require_fitting_options(const ParsedOptions& options) {
   for (const char* name :
        {"input-dir", "partial", "grad-scale", "mesh", "only", "at-steps", "findings"})
     refuse(name, options.given(name));
-  for (const char* name : {"allow-different-settings", "allow-different-origins", "allow-unsealed"})
+  for (const char* name : {"allow-different-settings", "allow-different-origins"})
     refuse(name, options.get<bool>(name));
 }
 
@@ -175,8 +173,6 @@ ComparePlan plan_of(const ParsedOptions& options) {
   if (options.given("rtol")) plan.rtol = options.get<double>("rtol");
   plan.allows_different_settings = options.get<bool>("allow-different-settings");
   if (options.get<bool>("allow-different-origins")) plan.rules.batch_file = BatchFileOf::kEither;
-  plan.rules.unsealed =
-      options.get<bool>("allow-unsealed") ? Unsealed::kAllowed : Unsealed::kRefused;
   if (options.given("not-recorded"))
     plan.rules.not_recorded = patterns_of("not-recorded", options.get<std::string>("not-recorded"));
   if (options.given("partial"))

@@ -254,15 +254,11 @@ constexpr auto kRules = [] {
        "A file must have the form that docs/reference/bundle.md, docs/reference/bundle.schema.json "
        "and docs/reference/report.md describe."},
       {kUnknownSchema, "unknown_schema",
-       "the schema must be 1 or {newest}, which this program reads, got {got}",
-       "A later schema may mean something else by the same fields."},
+       "the schema must be {newest}, which this program reads, got {got}",
+       "Another schema may mean something else by the same fields."},
       {kRunIncomplete, "run_incomplete", "{file} is missing: the run is incomplete",
        "Every rank writes three files for every step, the last one when the step is complete. A "
        "run that died is not judged by what it had written."},
-      {kNotSealed, "not_sealed",
-       "schema 1 holds no hashes of the bundle's files; write the bundle again, or take it as it "
-       "is with --allow-unsealed",
-       "Without hashes, files of two runs can be mixed."},
       {kFileChanged, "file_changed",
        "has another SHA-256 than manifest.json lists: the file has changed since the bundle was "
        "written",

@@ -78,7 +78,6 @@ enum class RuleId : std::uint8_t {
   kFileForm,
   kUnknownSchema,
   kRunIncomplete,
-  kNotSealed,
   kFileChanged,
   kFileMissing,
   kFileNotListed,

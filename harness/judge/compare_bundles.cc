@@ -353,16 +353,9 @@ void add_journals(JournalVerdict journals, Verdict& verdict) {
 Verdict compare_bundles(const std::filesystem::path& reference_directory,
                         const std::filesystem::path& actual_directory, JudgePolicy policy,
                         const BundleRules& rules, Comparer* comparer) {
-  SavedRun trusted(reference_directory, rules.unsealed);
-  SavedRun judged(actual_directory, rules.unsealed);
+  SavedRun trusted(reference_directory);
+  SavedRun judged(actual_directory);
   std::vector<std::string> notes = check_settings(trusted, judged, rules);
-  for (const SavedRun* saved : {&trusted, &judged}) {
-    if (saved->bundle.schema == 1)
-      notes.push_back(
-          fmt::format("{} is of schema 1: no hashes seal its files, as --allow-unsealed "
-                      "allows",
-                      saved->manifest.parent_path().string()));
-  }
   check_mesh(judged, rules);
   check_masks(trusted);
   const Reference reference = with_responses(reference_of(trusted), trusted);

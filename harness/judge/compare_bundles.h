@@ -25,7 +25,6 @@ struct BundleRules {
   /// kEither: a judged run whose batches come from a file need not have drawn them as the trusted
   /// one did, and where its sampler and its masks stand is not compared.
   BatchFileOf batch_file = BatchFileOf::kTrusted;
-  Unsealed unsealed = Unsealed::kRefused;
   /// As JudgePolicy::activation_grad_scale, before what the trusted bundle says.
   std::optional<double> grad_scale = {};
   std::vector<std::string> not_recorded = {};  ///< as JudgePolicy; also of what only the run has

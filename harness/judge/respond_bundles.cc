@@ -103,13 +103,13 @@ std::size_t respond_bundles(const std::filesystem::path& reference_folder,
       throw UsageError(
           fmt::format("each perturbed run must be given once, got {} twice", folder.string()));
   }
-  SavedRun trusted(reference_folder, Unsealed::kRefused);
+  SavedRun trusted(reference_folder);
   Reference reference = reference_of(trusted);
   const JudgePolicy policy = recording_policy(trusted.settings, reference.trace());
   // No run sees the responses of others: it would mask by them.
   const Reference bare(reference.trace());
   for (const std::filesystem::path& folder : perturbed_folders) {
-    SavedRun perturbed(folder, Unsealed::kRefused);
+    SavedRun perturbed(folder);
     const Trace run = compared_run(trusted, perturbed, bare, policy);
     require_perturbed(trusted, perturbed, bare, run, policy.coarsest);
     reference.add_response(run);

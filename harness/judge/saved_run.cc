@@ -14,9 +14,9 @@
 
 namespace isoshard {
 
-SavedRun::SavedRun(std::filesystem::path folder, Unsealed unsealed)
+SavedRun::SavedRun(std::filesystem::path folder)
     : manifest(std::move(folder) / "manifest.json"),
-      bundle(read_bundle(manifest.parent_path(), unsealed)),
+      bundle(read_bundle(manifest.parent_path())),
       settings(parse_run_settings(bundle.settings, manifest)) {}
 
 void SavedRun::refuse(RuleId id, NamedValues values) const {

@@ -13,7 +13,7 @@ namespace isoshard {
 /// One bundle and what it says of its run.
 struct SavedRun {
   /// Errors   as read_bundle and parse_run_settings.
-  SavedRun(std::filesystem::path folder, Unsealed unsealed);
+  explicit SavedRun(std::filesystem::path folder);
 
   /// Errors   FileError, always: "FOLDER/manifest.json: TEXT".
   [[noreturn]] void refuse(RuleId id, NamedValues values = {}) const;

@@ -120,11 +120,10 @@ struct ReportExperiment {
   std::string json = {};  ///< the same numbers: one JSON object
 };
 
-/// What `bench` timed, compared or swept.
+/// What `bench` timed or compared.
 struct ReportBenchmark {
   std::string name;  ///< the slug of the case, or what was compared
-  /// "measured", "fits", "too large", "does not conform", "failed", "not run"
-  /// (docs/reference/bench.md), "regression" or "unclear" (the machine itself was slower).
+  /// "measured", "does not conform", "regression" or "unclear" (the machine itself was slower).
   std::string status;
   std::string text;       ///< the lines to show, each ended by a newline
   std::string json = {};  ///< of one configuration: what results_*.json holds; else empty

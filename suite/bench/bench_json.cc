@@ -190,7 +190,7 @@ json bench_config_json(const BenchPlan& plan) {
           {"world_size", num_processes(item)},
           {"zero_stage", settings.zero_stage},
           {"use_vocab_parallel", settings.make_vocab_size_divisible_by > 0 ||
-                                     subject_spec(item.subject).always_splits_vocabulary},
+                                     subject_spec(item.subject).traits.splits_vocabulary},
           {"batch_size", item.batch_size},
           {"seq_length", item.seq_length},
           {"num_training_steps", item.steps},

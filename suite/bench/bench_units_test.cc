@@ -21,7 +21,6 @@
 #include "subjects/model/zoo/registry.h"
 #include "suite/bench/bench_statistics.h"
 #include "suite/bench/bench_text.h"
-#include "suite/bench/formulas/fitting.h"
 #include "suite/bench/formulas/flops.h"
 #include "suite/bench/gate.h"
 #include "suite/bench/paired.h"
@@ -58,7 +57,6 @@ class KeptStages final : public StageRunner {
 };
 
 using testing::AllOf;
-using testing::ElementsAre;
 using testing::HasSubstr;
 using testing::ThrowsMessage;
 
@@ -308,18 +306,6 @@ TEST(MeshPicture, IsThatOfTheTool) {
 - DP groups (same column): {0,4}, {1,5}, {2,6}, {3,7}
   - Gradients are reduced across these groups; each rank of one has other samples
 )");
-}
-
-TEST(BenchFitting, KnowsUnitsAndDegrees) {
-  EXPECT_EQ(parse_bytes("80GB"), 80e9);
-  EXPECT_EQ(parse_bytes("1.5GiB"), 1.5 * 1073741824);
-  EXPECT_EQ(parse_bytes("1024"), 1024);
-  EXPECT_THAT([] { (void)parse_bytes("80 apples"); },
-              ThrowsMessage<UsageError>(HasSubstr("such as 80GB")));
-  EXPECT_THAT(degrees_of("ddp", 4), ElementsAre(Degrees{.dp = 4}));
-  EXPECT_THAT(degrees_of("autotp", 4),
-              ElementsAre(Degrees{.dp = 4}, Degrees{.dp = 2, .tp = 2}, Degrees{.tp = 4}));
-  EXPECT_EQ(degrees_of("nd", 4).size(), 6U);
 }
 
 /// Operations of matrix products that ATen runs while it lives.

@@ -117,13 +117,7 @@ Kind kind_of(const json& report) {
   return all_have("holds") ? Kind::kExperiments : Kind::kVerdicts;
 }
 
-bool is_plan(const json& report) {
-  const json& benchmarks = list_of(report, "benchmarks");
-  const std::string name = benchmarks.empty() ? "" : text_of(benchmarks[0], "name");
-  return name.starts_with("plan of ");
-}
-
-std::string_view what_was_done(Kind kind, const json& report) {
+std::string_view what_was_done(Kind kind) {
   switch (kind) {
     case Kind::kFaults:
       return "Known mistakes were put into a right implementation on purpose, one at a time. Each "
@@ -138,9 +132,8 @@ std::string_view what_was_done(Kind kind, const json& report) {
       return "Earlier runs were made again, and their numbers were compared with those stored when "
              "they were accepted (goldens).";
     case Kind::kBenchmarks:
-      return is_plan(report) ? "The memory of training steps was predicted; nothing ran."
-                             : "Training steps were timed, after a small twin of each "
-                               "configuration was compared with one process.";
+      return "Training steps were timed, after a small twin of each configuration was compared "
+             "with one process.";
     case Kind::kVerdicts:
       break;
   }
@@ -162,7 +155,7 @@ std::string weakest_strength(const json& report) {
 
 /// Title of a report in which nothing is wrong.
 std::string good_title(Kind kind, const json& report, std::size_t all) {
-  if (kind == Kind::kBenchmarks) return is_plan(report) ? "It fits" : "Measured";
+  if (kind == Kind::kBenchmarks) return "Measured";
   if (all == 0) return "Nothing was judged";
   const std::string every = fmt::format("All {} ", all);
   switch (kind) {
@@ -203,7 +196,6 @@ std::string hero_of(const json& report) {
   if (bad > 0)
     title =
         all == 1 ? "Something is wrong" : fmt::format("Something is wrong in {} of {}", bad, all);
-  if (bad > 0 && is_plan(report)) title = "No configuration fits";
   if (bad > 0 && kind == Kind::kFaults)
     title = all == 1 ? "The mistake was not found as it must be"
                      : fmt::format("{} of {} mistakes were not found as they must be", bad, all);
@@ -215,7 +207,7 @@ std::string hero_of(const json& report) {
   if (bad == 0 && is_bad) title = "Something is wrong";
   std::string html = fmt::format(
       "<div class=\"verdict hero {}\"><strong>{}</strong>\n<p>{} Exit code {:.0f}.</p>\n<dl>\n",
-      is_bad ? "diverges" : "conforms", title, what_was_done(kind, report), code);
+      is_bad ? "diverges" : "conforms", title, what_was_done(kind), code);
   if (worst.item != nullptr) html += card_in_html(worst);
   if (kind == Kind::kBenchmarks && !is_bad) html += speed_of(list_of(report, "benchmarks")[0]);
   const std::string command = command_of(report);

@@ -189,9 +189,9 @@ std::string status_of(const json& item) {
 
 /// What colors it.
 std::string class_of(const std::string& status) {
-  if (status == "holds" || status == "found" || status == "fits") return "conforms";
-  if (status == "does not hold" || status == "missed" || status == "too large" ||
-      status == "failed" || status == "does not conform")
+  if (status == "holds" || status == "found") return "conforms";
+  if (status == "does not hold" || status == "missed" || status == "failed" ||
+      status == "does not conform")
     return "diverges";
   return status;
 }

@@ -39,7 +39,6 @@ OF_THE_OTHER = (
     "bench",
     "report",
     "plot",
-    "bisect",
     "list",
     "explain",
     "doctor",

@@ -30,6 +30,7 @@ SubjectSpec fsdp_tp_subject() {
           .axes = {Axis::kDp, Axis::kTp},
           .settings = {"make_vocab_size_divisible_by", "reduce_dtype", "output_dtype",
                        "grad_average", "clip_norm"},
+          .traits = kFsdpTpTraits,
           .make_parts = make_fsdp_tp,
           .make_numerics = fsdp_tp_numerics};
 }

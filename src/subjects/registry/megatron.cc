@@ -29,8 +29,7 @@ SubjectSpec megatron_subject() {
           .axes = {Axis::kDp, Axis::kTp},
           .settings = {"make_vocab_size_divisible_by", "sequence_parallel", "distributed_optimizer",
                        "grad_average"},
-          .needs_fp32_masters = true,
-          .always_splits_vocabulary = true,
+          .traits = kMegatronTraits,
           .make_parts = make_megatron,
           .make_numerics = megatron_numerics};
 }

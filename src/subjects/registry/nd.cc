@@ -32,6 +32,7 @@ SubjectSpec nd_subject() {
                        "output_dtype", "dp_replicate", "context_order", "context_attention",
                        "ring_merge_dtype", "pipeline_schedule", "stages_per_rank",
                        "stage_placement", "layers_per_stage", "grad_average", "clip_norm"},
+          .traits = kNdTraits,
           .make_parts = make_nd,
           .make_numerics = nd_numerics};
 }

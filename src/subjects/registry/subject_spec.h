@@ -11,6 +11,7 @@
 
 #include "core/base/axis.h"
 #include "subjects/parallel/numerics_spec.h"
+#include "subjects/parallel/subject_traits.h"
 #include "subjects/parallel/tensor/shard_plan.h"
 #include "subjects/train/parts.h"
 
@@ -42,10 +43,7 @@ struct SubjectSpec {
   std::vector<Axis> axes = {};
   /// The settings (fixtures/cases/setting.h) that only some subjects take, and this one does.
   std::vector<std::string_view> settings = {};
-  /// Whether 16-bit parameters always have fp32 masters.
-  bool needs_fp32_masters = false;
-  /// Whether embedding and head are split over tp, whatever the settings say.
-  bool always_splits_vocabulary = false;
+  SubjectTraits traits = {};
   /// Ranks    collective over the mesh.
   /// Errors   UsageError if `edits.plan` is given and the subject has no plan.
   TrainerParts (*make_parts)(const TrainerConfig& config, Mesh& mesh,

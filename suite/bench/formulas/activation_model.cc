@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "fixtures/cases/setting.h"
 #include "subjects/registry/subject_spec.h"
 
 namespace isoshard {
@@ -23,11 +24,6 @@ struct Sizes {
 
 double real(std::int64_t size) {
   return static_cast<double>(size);
-}
-
-bool splits_vocabulary(const Case& c) {
-  return c.degrees.tp > 1 && (c.settings.make_vocab_size_divisible_by > 0 ||
-                              subject_spec(c.subject).always_splits_vocabulary);
 }
 
 Sizes sizes_of(const Case& c) {

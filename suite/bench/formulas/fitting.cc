@@ -1,35 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// Searches over layers, lengths and degrees.
+// Searches over layers and lengths.
 #include "suite/bench/formulas/fitting.h"
 
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 
-#include "core/base/error.h"
-#include "subjects/registry/subject_spec.h"
 #include "suite/bench/formulas/memory_model.h"
 
 namespace isoshard {
 namespace {
 
 constexpr std::int64_t kShortSequence = 128;
-
-struct Unit {
-  std::string_view name;
-  double bytes;
-};
-constexpr Unit kUnits[] = {{"KiB", 1024.0},
-                           {"MiB", 1048576.0},
-                           {"GiB", 1073741824.0},
-                           {"TiB", 1099511627776.0},
-                           {"KB", 1e3},
-                           {"MB", 1e6},
-                           {"GB", 1e9},
-                           {"TB", 1e12},
-                           {"B", 1},
-                           {"", 1}};
 
 /// The most layers that fit; 0 if not even the fewest do.
 std::int64_t layers_that_fit(Case c, double bytes) {
@@ -50,19 +32,6 @@ std::int64_t layers_that_fit(Case c, double bytes) {
 
 }  // namespace
 
-double parse_bytes(std::string_view text) {
-  double number = 0;
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
-  const std::string_view rest(end, static_cast<std::size_t>(text.data() + text.size() - end));
-  if (error == std::errc() && number > 0) {
-    for (const Unit& unit : kUnits) {
-      if (rest == unit.name) return number * unit.bytes;
-    }
-  }
-  throw UsageError(
-      fmt::format("memory must be a number with a unit such as 80GB or 74.5GiB, got {}", text));
-}
-
 std::string in_gib(double bytes) {
   return fmt::format("{:.1f} GiB", bytes / 1073741824.0);
 }
@@ -79,19 +48,6 @@ std::optional<Case> cut_to_fit(const Case& c, double bytes_of_world) {
     return cut;
   }
   return std::nullopt;
-}
-
-std::vector<Degrees> degrees_of(std::string_view subject, int ranks) {
-  const SubjectSpec& spec = subject_spec(subject);
-  std::vector<Degrees> result;
-  for (int pp = 1; pp <= ranks; ++pp) {
-    if (ranks % pp != 0 || (pp > 1 && !spec.has(Axis::kPp))) continue;
-    for (int tp = 1; tp <= ranks / pp; ++tp) {
-      if ((ranks / pp) % tp != 0 || (tp > 1 && !spec.has(Axis::kTp))) continue;
-      result.push_back({.pp = pp, .dp = ranks / pp / tp, .tp = tp});
-    }
-  }
-  return result;
 }
 
 }  // namespace isoshard

@@ -40,20 +40,16 @@ double bytes_of_element(Dtype dtype) {
   return static_cast<double>(size_of(dtype));
 }
 
-bool is_megatron(const Case& c) {
-  return subject_spec(c.subject).always_splits_vocabulary;
-}
-
-/// Of parameters a rank keeps its shards, which are averaged in a dtype of their own.
-bool shards_parameters(const Case& c) {
-  return !is_reference(c.subject) && subject_spec(c.subject).takes("reduce_dtype");
+const SubjectTraits& traits_of(const Case& c) {
+  return subject_spec(c.subject).traits;
 }
 
 ShardPlan plan_of_case(const Case& c, const Model& model) {
-  if (c.degrees.tp == 1 && !is_megatron(c)) return {};
+  const bool fuses_layers = traits_of(c).fuses_layers;
+  if (c.degrees.tp == 1 && !fuses_layers) return {};
   const std::int64_t multiple = c.settings.make_vocab_size_divisible_by;
-  return is_megatron(c) ? megatron_plan(model, c.degrees.tp, multiple)
-                        : autotp_plan(model, c.degrees.tp, multiple);
+  return fuses_layers ? megatron_plan(model, c.degrees.tp, multiple)
+                      : autotp_plan(model, c.degrees.tp, multiple);
 }
 
 double elements_of(const ParameterSpec& spec, const ShardPlan& plan, const Case& c) {
@@ -68,7 +64,7 @@ double elements_of(const ParameterSpec& spec, const ShardPlan& plan, const Case&
 Elements elements_of_rank(const Case& c, const Model& model, const ShardPlan& plan,
                           const std::vector<ModelSection>& sections) {
   std::set<std::string> fused_modules;
-  if (is_megatron(c)) {
+  if (traits_of(c).fuses_layers) {
     for (const FusedLayers& group : fused_layers(model, plan))
       fused_modules.insert(group.modules.begin(), group.modules.end());
   }
@@ -122,10 +118,8 @@ Holding holding_of(const Case& c, const Elements& own) {
   const double dp = c.degrees.dp;
   Holding h;
   h.fresh = own.all * e;
-  if (shards_parameters(c)) {
-    const double shards = subject_spec(c.subject).has(Axis::kPp)
-                              ? dp / c.settings.nd.dp_replicate * c.degrees.cp
-                              : dp;
+  if (traits_of(c).shards_parameters) {
+    const double shards = dp / c.settings.nd.dp_replicate * c.degrees.cp;
     const double r = bytes_of_element(c.settings.reduce_dtype.value_or(c.dtype));
     h.masters = own.all / shards * m * (1 + states);
     if (c.degrees.pp > 1 || c.settings.nd.stages_per_rank > 1) {
@@ -142,7 +136,7 @@ Holding holding_of(const Case& c, const Elements& own) {
     h.reduce_buffer = std::max(own.root, own.largest_layer) * r * (1 + 1 / shards);
     return h;
   }
-  if (is_megatron(c)) {
+  if (traits_of(c).buffers_gradients) {
     const double g = std::max(4.0, e);
     const bool is_distributed = c.settings.distributed_optimizer;
     h.parameters = own.all * e + own.fused * e;

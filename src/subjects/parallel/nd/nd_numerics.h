@@ -3,8 +3,11 @@
 #pragma once
 #include "subjects/model/model.h"
 #include "subjects/parallel/numerics_spec.h"
+#include "subjects/parallel/subject_traits.h"
 
 namespace isoshard {
+
+inline constexpr SubjectTraits kNdTraits{.shards_parameters = true};
 
 /// autotp's over tp, tokens by ContextSplit over cp, stages_of over pp. Over dp x cp each rank
 /// steps its rows of a parameter's part (dim0_shards). Without a pipeline gradients of each
