@@ -21,6 +21,7 @@
 #include "core/base/error.h"
 #include "core/base/printable.h"
 #include "core/io/json.h"
+#include "core/mesh/mesh_words.h"
 #include "harness/bundle/bundle_form.h"
 #include "harness/bundle/bundle_json.h"
 #include "harness/report/json/values_json.h"
@@ -114,7 +115,7 @@ GivenId<Id> id_of(const json& given, std::span<const Id> known, const std::files
       made.values.push_back(value_of(value_name, value, file));
   }
   for (const Placeholder& place : placeholders_in(row_of(*id).text)) {
-    if (find_value(made.values, place.name) == nullptr)
+    if (!place.is_optional && find_value(made.values, place.name) == nullptr)
       detail::refuse_form(file, fmt::format("a {} \"{}\" must have the value \"{}\"", kind_of(Id()),
                                             name_of(*id), place.name));
   }
@@ -195,6 +196,16 @@ std::vector<int> ranks_of(const Cause& cause) {
   return ranks == nullptr ? std::vector<int>() : std::vector<int>(ranks->begin(), ranks->end());
 }
 
+/// Says of the first finding that these ranks are wrong.
+void name_ranks(const std::vector<int>& ranks, Verdict& verdict) {
+  Finding& first = verdict.findings.front();
+  const std::string before = "first " + first.what + on_ranks(first.ranks, verdict.mesh);
+  first.ranks = ranks;
+  if (verdict.reason.starts_with(before))
+    verdict.reason.replace(0, before.size(),
+                           "first " + first.what + on_ranks(first.ranks, verdict.mesh));
+}
+
 void add_cause(const GivenCause& given, Verdict& verdict) {
   Finding& first = verdict.findings.front();
   const Cause& cause = given.cause;
@@ -209,7 +220,7 @@ void add_cause(const GivenCause& given, Verdict& verdict) {
     first.cause = cause;
     // A number that all ranks share, such as the loss, may be wrong because of some of them.
     if (const auto ranks = ranks_of(cause); first.key == given.key && !ranks.empty())
-      first.ranks = ranks;
+      name_ranks(ranks, verdict);
   }
   verdict.reason += "; likely cause: " + cause.text;
 }

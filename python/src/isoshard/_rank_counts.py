@@ -93,7 +93,7 @@ class _Rank:
     def last_call(self, kind: str, name: str) -> int:
         """The number of a record's last call."""
         records = self.content["records"]
-        return max(r["call"] for r in records if (r["kind"], r["name"]) == (kind, name))
+        return max(int(r["call"]) for r in records if (r["kind"], r["name"]) == (kind, name))
 
     @property
     def passes_without_step(self) -> int:
