@@ -282,7 +282,7 @@ def _cause_of(
     if len(weights) == len(shares):
         return CauseId("loss_weights_of_micro_batches", about, {"weights": _told(shares, weights)})
     if any(_rounded(share) for share in wrong):
-        return CauseId("loss_rounded_on_ranks", about, {"dtype": "bf16"})
+        return CauseId("loss_rounded_on_ranks", about, {"dtype": "bf16", "output": output})
     for relation in (_other_labels, _penalty, _smoothing, _other_tokens, _classes):
         causes = [relation(share, limit) for share in wrong]
         first = causes[0]
