@@ -21,7 +21,6 @@
 #include "core/base/error.h"
 #include "core/base/printable.h"
 #include "core/io/json.h"
-#include "core/mesh/mesh_words.h"
 #include "harness/bundle/bundle_form.h"
 #include "harness/bundle/bundle_json.h"
 #include "harness/report/json/values_json.h"
@@ -196,16 +195,6 @@ std::vector<int> ranks_of(const Cause& cause) {
   return ranks == nullptr ? std::vector<int>() : std::vector<int>(ranks->begin(), ranks->end());
 }
 
-/// Says of the first finding that these ranks are wrong.
-void name_ranks(const std::vector<int>& ranks, Verdict& verdict) {
-  Finding& first = verdict.findings.front();
-  const std::string before = "first " + first.what + on_ranks(first.ranks, verdict.mesh);
-  first.ranks = ranks;
-  if (verdict.reason.starts_with(before))
-    verdict.reason.replace(0, before.size(),
-                           "first " + first.what + on_ranks(first.ranks, verdict.mesh));
-}
-
 void add_cause(const GivenCause& given, Verdict& verdict) {
   Finding& first = verdict.findings.front();
   const Cause& cause = given.cause;
@@ -220,7 +209,7 @@ void add_cause(const GivenCause& given, Verdict& verdict) {
     first.cause = cause;
     // A number that all ranks share, such as the loss, may be wrong because of some of them.
     if (const auto ranks = ranks_of(cause); first.key == given.key && !ranks.empty())
-      name_ranks(ranks, verdict);
+      first.ranks = ranks;
   }
   verdict.reason += "; likely cause: " + cause.text;
 }
