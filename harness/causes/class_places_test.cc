@@ -342,11 +342,11 @@ Cause second_step_is(double factor) {
   return cause_of(body(true), body(false));
 }
 
-/// The learning rates of three steps, the second one `rate` on dp rank 1.
-Cause second_rate_is(double rate) {
+/// The learning rates of three steps, the last one `last`, the second one `rate` on dp rank 1.
+Cause second_rate_is(double rate, double last = 0.007) {
   const auto body = [&](bool whole) {
     return Body([=](Sink& sink, int rank) {
-      const std::vector<double> rates = {0.0, 0.01, 0.007};
+      const std::vector<double> rates = {0.0, 0.01, last};
       for (int step = 0; step < 3; ++step) {
         if (step > 0) sink.begin_step(step);
         const bool is_wrong = !whole && step == 1 && rank / kTp == 1;
@@ -365,6 +365,10 @@ TEST(ClassCauses, ALearningRateOfAnotherStepIsTold) {
   EXPECT_THAT(second_rate_is(0.007),
               IsCause(CauseId::kRateOfOtherStep, {{"step", 2}, {"ranks", std::vector{3, 4, 5}}}));
   EXPECT_THAT(second_rate_is(0.0071), IsCause(CauseId::kScale, {{"scale", 0.71}}));
+  EXPECT_THAT(second_rate_is(0.02, 0.02),
+              IsCause(CauseId::kRateOfOtherStep, {{"step", 2}, {"scale", 2}}))
+      << "dp has two ranks";
+  EXPECT_THAT(second_rate_is(0.04, 0.04), HasNoValue("scale"));
 }
 
 TEST(ClassCauses, AStepAtTheRateOfAnotherStepIsTold) {

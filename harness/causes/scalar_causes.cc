@@ -411,7 +411,17 @@ Cause rate_of_another_step(const Evidence& e, double actual) {
     if (e.reference.find(key) == nullptr) continue;
     const double other = e.reference_value(key).item();
     if (other == e.whole.item() || std::fabs(actual - other) > kNear * std::fabs(other)) continue;
-    return make_cause(CauseId::kRateOfOtherStep, {{"step", key.step}, e.on_bad_ranks()});
+    NamedValues values = {{"step", key.step}, e.on_bad_ranks()};
+    // where a warm-up makes one rate a multiple of another, the mesh may be the reason as well
+    const double scale = actual / e.whole.item();
+    const bool is_degree = std::ranges::any_of(e.actual.mesh.axes(), [&](const AxisDegree& axis) {
+      return axis.degree > 1 && std::fabs(scale - axis.degree) <= kNear * scale;
+    });
+    if (is_degree) {
+      values.emplace_back("scale", scale);
+      values.push_back(NamedValue::words("or_times", phrase(PhraseId::kOrTimes, values)));
+    }
+    return make_cause(CauseId::kRateOfOtherStep, std::move(values));
   }
   return {};
 }

@@ -289,7 +289,7 @@ constexpr auto kCauses = [] {
       {kDividedByOtherCount, "divided_by_other_token_count",
        "divided by {used:g} tokens, where {right:g} count{?rounded}"},
       {kRateOfOtherStep, "learning_rate_of_other_step",
-       "the learning rate of step {step}{on_ranks}"},
+       "the learning rate of step {step}{?or_times}{on_ranks}"},
       {kHyperparametersDiffer, "hyperparameters_differ",
        "{name} of {parameter} is {actual:.6g}, and {expected:.6g} in the reference{on_ranks}"},
       // ---- softmax ----

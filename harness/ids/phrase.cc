@@ -103,6 +103,7 @@ constexpr auto kPhrases = [] {
       {kIsFormula, "is_formula", " = {formula}"},
       {kOrFactor, "or_factor", " or by a factor of {scale:.6g}"},
       {kOrFactors, "or_factors", " or by factors of {factors:.6g}"},
+      {kOrTimes, "or_times", ", or {scale:.6g} times the right one, as many as an axis has ranks"},
       // ---- of causes: read ----
       {kRanks, "ranks", "rank{ranks:s} {ranks}"},
       // ---- of causes: resume ----

@@ -90,6 +90,7 @@ enum class PhraseId : std::uint8_t {
   kIsFormula,
   kOrFactor,
   kOrFactors,
+  kOrTimes,
   // of causes: read
   kRanks,
   // of causes: resume
