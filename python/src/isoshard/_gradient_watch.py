@@ -152,7 +152,7 @@ class GradientWatch(dispatch.TorchDispatchMode):
     def _find_places(self) -> None:
         self._places = {}
         for name, gradient in self._known.items():
-            if gradient.layout == torch.strided:
+            if _has_memory(local_of(gradient)):
                 storage, begin, end = _span(local_of(gradient))
                 self._places.setdefault(storage, []).append((begin, end, name))
 
@@ -289,13 +289,22 @@ class GradientWatch(dispatch.TorchDispatchMode):
         """The gradients whose memory the tensors share."""
         found: dict[str, None] = {}
         for tensor in tensors:
-            if tensor.layout != torch.strided:
+            if not _has_memory(local_of(tensor)):
                 continue
             storage, begin, end = _span(local_of(tensor))
             for first, last, name in self._places.get(storage, []):
                 if begin < last and first < end:
                     found[name] = None
         return list(found)
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has elements in a storage of its own.
+
+    Those of a program that is traced have none, and of a subclass its parts may have them.
+    """
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return is_plain and tensor.layout == torch.strided and not tensor.is_nested
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int, int]:
