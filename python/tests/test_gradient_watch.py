@@ -27,9 +27,7 @@ def parameters() -> Parameters:
 
 def watched(parameters: Parameters) -> GradientWatch:
     """A watch that looks."""
-    watch = GradientWatch(
-        lambda: [(str(i), p.grad) for i, p in enumerate(parameters) if p.grad is not None]
-    )
+    watch = GradientWatch(lambda: [(str(i), p) for i, p in enumerate(parameters)])
     watch.begin()
     return watch
 

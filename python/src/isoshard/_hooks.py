@@ -97,9 +97,7 @@ class Hooks:
         self._calls: dict[tuple[str, str], int] = {}  # of this forward pass
         self._recorded: set[str] = set()  # names of this step's gradients
         self._clipped: set[str] = set()  # those that are recorded as the optimizer reads them, too
-        self.watch = GradientWatch(
-            self._own_gradients, lambda: recorder.sites.see(_call_sites.CLIP)
-        )
+        self.watch = GradientWatch(self._parameters, lambda: recorder.sites.see(_call_sites.CLIP))
         self._has_losses = self._is_paused = self._is_in_backward = self._has_ended = False
         # What activation gradients are multiplied with before all else: ranks of cp have their
         # part of each sample's mean.

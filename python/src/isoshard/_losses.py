@@ -158,7 +158,8 @@ def _share_of(
                 wanted.shape
             ):
                 return None
-            (tensor,) = _bundle.read_some_tensors(run, step, rank, f"{kind}/{name}/").values()
+            key = f"{kind}/{name}/0"  # the module may be called again, for no gradient
+            tensor = _bundle.read_some_tensors(run, step, rank, key)[key]
             for box in boxes:
                 begin, end = box["local_offset"], box["global_offset"]
                 here = tuple(slice(b, b + n) for b, n in zip(begin, box["size"], strict=True))
