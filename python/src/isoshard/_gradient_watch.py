@@ -237,6 +237,8 @@ class GradientWatch(dispatch.TorchDispatchMode):
         a, b = local_of(before), local_of(after)
         if is_limited:
             self._keep({name: before.clone()})
+        elif getattr(before, "placements", None) != getattr(after, "placements", None):
+            self._drop([name])  # it was added up over ranks
         elif a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b):
             return
         elif (self._numbers or self._read) and _is_scaled(a, b):
