@@ -341,7 +341,9 @@ def _scaled(
         return None  # a mean of the ranks' means, which has a cause of its own
     words = {"output": output}
     counts = {"data-parallel ranks": len(shares), "micro-batches": len(set(wrong[0].micros))}
-    names = [name for name, count in counts.items() if count > 1 and _is_near(factors, count, limit)]
+    names = [
+        name for name, count in counts.items() if count > 1 and _is_near(factors, count, limit)
+    ]
     names += [
         f"1 / {name}"
         for name, count in counts.items()
