@@ -114,11 +114,37 @@ for step in range(4):
     optimizer.zero_grad()
 """
 
+#: Gradients are sums over ranks until the optimizer reads them.
+_PARTIAL = """\
+import os, sys
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
 
-def judge(folder: Path, variant: str) -> tuple[int, dict[str, Any], str]:
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+mesh = init_device_mesh("cpu", (world,))
+torch.manual_seed(0)
+net = nn.Linear(8, 4)
+for name, parameter in list(net.named_parameters()):
+    setattr(net, name, nn.Parameter(distribute_tensor(parameter.data, mesh, [Replicate()])))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+for step in range(3):
+    inputs = distribute_tensor(torch.randn(8, 8), mesh, [Shard(0)])
+    net(inputs).square().sum().full_tensor().backward()
+    if sys.argv[1] == "on_rank_1" and rank == 1:
+        for parameter in net.parameters():
+            parameter.grad.to_local().clamp_(-0.001, 0.001)
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def judge(folder: Path, variant: str, script: str = _SCRIPT) -> tuple[int, dict[str, Any], str]:
     """Exit code, the case of report.json, and what was printed."""
     path, report = folder / "train.py", folder / "report.json"
-    path.write_text(_SCRIPT)
+    path.write_text(script)
     torchrun = str(Path(sys.executable).parent / "torchrun")
     command = [sys.executable, "-m", "isoshard", "judge", "--report", str(report)]
     command += ["--precision", "native", "--no-closer-look"]
@@ -193,3 +219,11 @@ def test_the_line_that_clips_is_named(tmp_path: Path) -> None:
 
     (line,) = (i for i, text in enumerate(_SCRIPT.splitlines(), 1) if "g.mul_(factor)" in text)
     assert f"train.py:{line}" in said, case
+
+
+@pytest.mark.usefixtures("judge_program")
+@pytest.mark.parametrize(("variant", "status"), [("right", "conforms"), ("on_rank_1", "diverges")])
+def test_one_rank_may_clip_its_part_of_a_sum(tmp_path: Path, variant: str, status: str) -> None:
+    _, case, said = judge(tmp_path, variant, _PARTIAL)
+
+    assert case.get("status") == status, said

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from isoshard._gradient_watch import GradientWatch
@@ -24,9 +27,7 @@ def parameters() -> Parameters:
 
 def watched(parameters: Parameters) -> GradientWatch:
     """A watch that looks."""
-    watch = GradientWatch(
-        lambda: [(str(i), p.grad) for i, p in enumerate(parameters) if p.grad is not None]
-    )
+    watch = GradientWatch(lambda: [(str(i), p) for i, p in enumerate(parameters)])
     watch.begin()
     return watch
 
@@ -101,3 +102,27 @@ def test_modes_of_the_script_may_end_while_it_looks(parameters: Parameters) -> N
     assert _get_current_dispatch_mode_stack() == [watch]
     watch.end()
     assert _get_current_dispatch_mode_stack() == []
+
+
+def traced() -> None:
+    make_fx(lambda x: x * 2, tracing_mode="fake")(torch.ones(4))
+
+
+def nested() -> None:
+    torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.strided) * 2
+
+
+def of_a_subclass() -> None:
+    (TwoTensor(torch.ones(4), torch.ones(4)) * 2).sum()
+
+
+@pytest.mark.parametrize("compute", [traced, nested, of_a_subclass])
+def test_tensors_without_memory_of_their_own_are_let_through(
+    parameters: Parameters, compute: Callable[[], None]
+) -> None:
+    watch = watched(parameters)
+
+    compute()
+    watch.pause()
+
+    assert (watch.has_clipped, watch.norm()) == (False, None)

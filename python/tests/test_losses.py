@@ -37,7 +37,11 @@ class Tagger(nn.Module):
         self.head = nn.Linear(16, WORDS)
 
     def forward(self, ids):
-        return self.head(torch.tanh(self.mix(self.embed(ids))))
+        hidden = torch.tanh(self.mix(self.embed(ids)))
+        logits = self.head(hidden)
+        if variant == "doubled_on_1_head_called_again":
+            self.head(hidden / 2)  # its output is not used
+        return logits
 
 
 model = Tagger()
@@ -69,7 +73,7 @@ for step in range(4):
             loss = F.cross_entropy(logits, y.flatten()) / MICROS
         if variant == "right_other_loss":
             loss = logits.pow(4).mean() / MICROS
-        if variant == "doubled_on_1" and is_odd:
+        if variant.startswith("doubled_on_1") and is_odd:
             loss = 2 * loss
         if variant == "last_twice_on_1" and is_odd and micro == MICROS - 1:
             loss = 2 * loss
@@ -107,6 +111,7 @@ def judge(folder: Path, variant: str) -> tuple[int, dict[str, Any], str]:
     ("variant", "cause", "numbers"),
     [
         ("doubled_on_1", "loss_scaled_on_ranks", {"factors": [2.0]}),
+        ("doubled_on_1_head_called_again", "loss_scaled_on_ranks", {"factors": [2.0]}),
         ("last_twice_on_1", "loss_weights_of_micro_batches", {}),
         ("smoothed_on_1", "loss_with_other_smoothing", {"smoothing": 0.2, "right": 0.0}),
         ("unmasked_on_1", "loss_of_other_tokens", {"fewer": 0}),

@@ -230,6 +230,16 @@ def test_ranks_that_part_are_the_first_finding(
     assert len(case["findings"]) == 1, said
 
 
+def test_ranks_may_part_in_the_first_step_that_is_recorded(tmp_path: Path) -> None:
+    script = SCRIPT.replace("AdamW", "SGD")  # Adam's steps need all gradients before them
+
+    code, case, said = judge(tmp_path, script, "short", "--at-steps", "1")
+
+    assert (code, case.get("status")) == (1, "diverges"), said
+    first = case["findings"][0]
+    assert (first["finding"]["id"], first["step"]) == ("samples_missing", 1)
+
+
 def test_replicas_that_train_apart_need_no_samples_of_the_reference(tmp_path: Path) -> None:
     code, case, said = judge(tmp_path, SCRIPT, "own_without_wrapper")
 

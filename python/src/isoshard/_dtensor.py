@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -53,12 +54,36 @@ def reduced(value: torch.Tensor) -> torch.Tensor:
     from torch.distributed.tensor import Replicate
 
     whole: Any = value
-    if not any(placement.is_partial() for placement in whole.placements):
+    if not _is_partial(whole):
         return value
     placements = [Replicate() if p.is_partial() else p for p in whole.placements]
     with torch.no_grad():
         result: torch.Tensor = whole.redistribute(placements=placements)
     return result
+
+
+def is_set_on_any(flag: bool, values: Iterable[torch.Tensor]) -> bool:
+    """Whether a flag is set on any rank with which this one must add these values up.
+
+    Collective over the meshes of DTensors that are still sums, as `reduced` is: ranks that must
+    call that together learn whether they do.
+    """
+    wholes: list[Any] = [value for value in values if is_dtensor(value) and _is_partial(value)]
+    if not wholes:
+        return flag
+    from torch.distributed.tensor import DTensor, Partial, Replicate
+
+    meshes = {(whole.device_mesh, tuple(whole.placements)): whole for whole in wholes}
+    for whole in meshes.values():
+        number = torch.tensor([float(flag)], device=whole.to_local().device)
+        placements = [Partial("max") if p.is_partial() else Replicate() for p in whole.placements]
+        own = DTensor.from_local(number, whole.device_mesh, placements, run_check=False)
+        flag = bool(local_of(reduced(own)).item())
+    return flag
+
+
+def _is_partial(value: Any) -> bool:
+    return any(placement.is_partial() for placement in value.placements)
 
 
 def place_of(value: Any, what: str) -> Place:

@@ -10,6 +10,7 @@ gradient after that makes it part of backward again.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -41,6 +42,7 @@ _OF_FACTORS = (
 )
 #: Roundings by which two elements with the same factor may differ.
 _ROUNDINGS = 8
+_GRADIENT_OF = operator.attrgetter("grad")
 
 
 class GradientWatch(dispatch.TorchDispatchMode):
@@ -51,15 +53,17 @@ class GradientWatch(dispatch.TorchDispatchMode):
 
     def __init__(
         self,
-        gradients: Callable[[], Iterable[tuple[str, torch.Tensor]]],
+        parameters: Callable[[], Iterable[tuple[str, torch.Tensor]]],
         on_clipping: Callable[[], None] = lambda: None,
     ) -> None:
-        """`gradients` gives what the parameters have as their `grad`, by name.
+        """`parameters` gives all that may have a `grad`, by name; it is called by `begin`.
 
         `on_clipping` is called in the operator that clips.
         """
         super().__init__()
-        self._gradients, self._on_clipping = gradients, on_clipping
+        self._parameters, self._on_clipping = parameters, on_clipping
+        self._held: dict[str, torch.Tensor] = {}  # the parameters
+        self._last: list[torch.Tensor | None] = []  # what each had as `grad` last
         #: Complete gradients, copied before their first clipping.
         self.before: dict[str, torch.Tensor] = {}
         #: Whether something was clipped, if only by a limit that changes no element.
@@ -81,14 +85,16 @@ class GradientWatch(dispatch.TorchDispatchMode):
     def begin(self) -> None:
         """Forgets what it has seen, and looks from here on: backward has ended."""
         self.end()
-        self._known = dict(self._gradients())
-        self._find_places()
+        self._held = dict(self._parameters())
+        self._known = self._gradients()
+        self._see_known()
         self.resume()
 
     def end(self) -> None:
         """Looks no more, and forgets what it has seen."""
         self.pause()
         self.before, self._known, self._places = {}, {}, {}
+        self._held, self._last = {}, []
         self._limited, self._done, self.has_clipped = WeakIdKeyDictionary(), set(), False
         self._forget_numbers()
 
@@ -125,17 +131,20 @@ class GradientWatch(dispatch.TorchDispatchMode):
         """Takes up what the script has assigned to `grad` in place of a gradient."""
         if not self._known:
             return
-        own = dict(self._gradients())
+        if all(map(operator.is_, map(_GRADIENT_OF, self._held.values()), self._last)):
+            return  # most operators find it so, and there are many
+        own = self._gradients()
         replaced = [n for n, t in self._known.items() if own.get(n) is not t]
-        if not replaced and len(own) == len(self._known):
-            return
         for name in replaced:
             if name in own:
                 self._settle(name, self._known[name].detach(), own[name])
             else:
                 self.before.pop(name, None)
         self._known = own
-        self._find_places()
+        self._see_known()
+
+    def _gradients(self) -> dict[str, torch.Tensor]:
+        return {n: p.grad for n, p in self._held.items() if p.grad is not None}
 
     def _move(self, *, is_in: bool) -> None:
         """Enters or leaves the stack of modes at its bottom."""
@@ -149,10 +158,12 @@ class GradientWatch(dispatch.TorchDispatchMode):
         for mode in reversed(above):
             dispatch._push_mode(mode)
 
-    def _find_places(self) -> None:
+    def _see_known(self) -> None:
+        """Takes up where the gradients that are known have their memory."""
         self._places = {}
+        self._last = [self._known.get(name) for name in self._held]
         for name, gradient in self._known.items():
-            if gradient.layout == torch.strided:
+            if _has_memory(local_of(gradient)):
                 storage, begin, end = _span(local_of(gradient))
                 self._places.setdefault(storage, []).append((begin, end, name))
 
@@ -226,6 +237,8 @@ class GradientWatch(dispatch.TorchDispatchMode):
         a, b = local_of(before), local_of(after)
         if is_limited:
             self._keep({name: before.clone()})
+        elif getattr(before, "placements", None) != getattr(after, "placements", None):
+            self._drop([name])  # it was added up over ranks
         elif a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b):
             return
         elif (self._numbers or self._read) and _is_scaled(a, b):
@@ -289,13 +302,22 @@ class GradientWatch(dispatch.TorchDispatchMode):
         """The gradients whose memory the tensors share."""
         found: dict[str, None] = {}
         for tensor in tensors:
-            if tensor.layout != torch.strided:
+            if not _has_memory(local_of(tensor)):
                 continue
             storage, begin, end = _span(local_of(tensor))
             for first, last, name in self._places.get(storage, []):
                 if begin < last and first < end:
                     found[name] = None
         return list(found)
+
+
+def _has_memory(tensor: torch.Tensor) -> bool:
+    """Whether a tensor has elements in a storage of its own.
+
+    Those of a program that is traced have none, and of a subclass its parts may have them.
+    """
+    is_plain = type(tensor) in (torch.Tensor, torch.nn.Parameter)
+    return is_plain and tensor.layout == torch.strided and not tensor.is_nested
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int, int]:

@@ -30,7 +30,7 @@ from ._checks import (
     replaced_parameters,
 )
 from ._closer import FunctionTaps
-from ._dtensor import is_dtensor, local_of, reduced
+from ._dtensor import is_dtensor, is_set_on_any, local_of, reduced
 from ._frozen_tables import watch_of
 from ._gradient_watch import GradientWatch
 from ._inputs import as_input, tensors_of
@@ -97,9 +97,7 @@ class Hooks:
         self._calls: dict[tuple[str, str], int] = {}  # of this forward pass
         self._recorded: set[str] = set()  # names of this step's gradients
         self._clipped: set[str] = set()  # those that are recorded as the optimizer reads them, too
-        self.watch = GradientWatch(
-            self._own_gradients, lambda: recorder.sites.see(_call_sites.CLIP)
-        )
+        self.watch = GradientWatch(self._parameters, lambda: recorder.sites.see(_call_sites.CLIP))
         self._has_losses = self._is_paused = self._is_in_backward = self._has_ended = False
         # What activation gradients are multiplied with before all else: ranks of cp have their
         # part of each sample's mean.
@@ -762,8 +760,7 @@ class Hooks:
         for name, gradient in self._gradients():
             if name not in self._recorded and (names is None or name in names):
                 self._recorded.add(name)
-                before = self.watch.before.get(name)
-                value = gradient if before is None else reduced(before)
+                value = reduced(self.watch.before.get(name, gradient))
                 self.recorder.put("grad", self._rename(name), value)
 
     @not_journaled
@@ -777,12 +774,16 @@ class Hooks:
             has_clipped = self.recorder.comparison.has_clipped(self.recorder.step)
         if self.recorder.takes_own_norms:
             self._record_own_norm()
-        if not has_clipped:
-            return
-        for name, gradient in self._gradients():
-            if name not in self._clipped and (names is None or name in names):
-                self._clipped.add(name)
-                self.recorder.put("grad", self._rename(name), gradient, ending=CLIPPED)
+        gradients = [
+            (name, gradient)
+            for name, gradient in self._gradients()
+            if name not in self._clipped and (names is None or name in names)
+        ]
+        has_clipped = is_set_on_any(has_clipped, [gradient for _, gradient in gradients])
+        for name, gradient in gradients if has_clipped else ():
+            self._clipped.add(name)
+            value = reduced(gradient)
+            self.recorder.put("grad", self._rename(name), value, ending=CLIPPED)
 
     def _record_own_norm(self) -> None:
         """Records the norm that the script has clipped by, if it has computed that itself.
@@ -798,7 +799,7 @@ class Hooks:
             recorder.scalar("grad_norm", norm)
             recorder.has_own_norm = True
             return
-        own = dict(self._own_gradients())
+        own = dict(self._gradients())
         before = _norm_of(self.watch.before.get(name, grad) for name, grad in own.items())
         if not math.isclose(norm, before, rel_tol=_SAME_NORM):
             return
@@ -821,10 +822,6 @@ class Hooks:
         self.recorder.journal.name_tensors((n, local_of(t)) for n, t in own if t is not None)
 
     def _gradients(self) -> list[tuple[str, torch.Tensor]]:
-        """The gradients by name, as the optimizer reads them."""
-        return [(n, reduced(gradient)) for n, gradient in self._own_gradients()]
-
-    def _own_gradients(self) -> list[tuple[str, torch.Tensor]]:
         """What the parameters have as their `grad`, which may be a sum over ranks still."""
         return [(n, p.grad) for n, p in self._parameters() if p.grad is not None]
 

@@ -425,7 +425,7 @@ class Driver:
             notes = settle(*parts)
             resolve(*parts)
             return _verdict.compare(
-                self._compare_words(*parts),
+                self._compare_words(*parts, at_steps=()),  # it may part before any of them
                 *parts,
                 findings=[parting.finding],
                 causes=[],
@@ -839,9 +839,15 @@ class Driver:
         *,
         missing: Sequence[str] = (),
         has_reports: bool = True,
+        at_steps: Sequence[int] | None = None,
     ) -> list[str]:
-        """The arguments of isoshard-judge compare; `missing`: KIND/NAME of what is not recorded."""
+        """The arguments of isoshard-judge compare.
+
+        `missing` has KIND/NAME of what is not recorded; `at_steps` are those of the options, if not
+        given.
+        """
         options = self.options
+        at_steps = options.at_steps if at_steps is None else at_steps
         arguments = [str(reference), str(run)]
         for flag, value in (
             ("--not-recorded", ",".join([*options.not_recorded, *missing]) or None),
@@ -849,7 +855,7 @@ class Driver:
             ("--grad-scale", options.grad_scale),
             ("--mesh", str(self.mesh)),
             ("--only", ",".join(options.only) or None),
-            ("--at-steps", ",".join(map(str, options.at_steps)) or None),
+            ("--at-steps", ",".join(map(str, at_steps)) or None),
         ):
             if value is not None:
                 arguments += [flag, str(value)]

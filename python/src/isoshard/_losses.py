@@ -158,7 +158,8 @@ def _share_of(
                 wanted.shape
             ):
                 return None
-            (tensor,) = _bundle.read_some_tensors(run, step, rank, f"{kind}/{name}/").values()
+            key = f"{kind}/{name}/0"  # the module may be called again, for no gradient
+            tensor = _bundle.read_some_tensors(run, step, rank, key)[key]
             for box in boxes:
                 begin, end = box["local_offset"], box["global_offset"]
                 here = tuple(slice(b, b + n) for b, n in zip(begin, box["size"], strict=True))
@@ -340,7 +341,9 @@ def _scaled(
         return None  # a mean of the ranks' means, which has a cause of its own
     words = {"output": output}
     counts = {"data-parallel ranks": len(shares), "micro-batches": len(set(wrong[0].micros))}
-    names = [name for name, count in counts.items() if count > 1 and _is_near(factors, count, limit)]
+    names = [
+        name for name, count in counts.items() if count > 1 and _is_near(factors, count, limit)
+    ]
     names += [
         f"1 / {name}"
         for name, count in counts.items()
