@@ -364,11 +364,12 @@ Cause cause_in_rows(const Evidence& e) {
   if (!ids.has_value()) return {};
   const auto lost =
       std::ranges::count_if(missing, [&](std::int64_t id) { return ids->values.contains(id); });
-  // a single row of many may be 0 for any other reason
-  const bool is_one_of_many = lost == 1 && ids->values.size() > 4;
-  if (lost == std::ssize(missing) && !is_one_of_many)
+  if (lost == std::ssize(missing)) {
+    // a single row of many may be 0 for any other reason
+    if (lost == 1 && ids->values.size() > 4) return {};
     return make_cause(CauseId::kSamplesMissing,
                       {{"num_rows", lost}, {"num_ids", ids->values.size()}, {"record", ids->name}});
+  }
   // Not every id need have a gradient: the last token of a sequence predicts nothing.
   if (2 * rows.size() >= ids->values.size())
     return make_cause(CauseId::kInputSideOnly,
