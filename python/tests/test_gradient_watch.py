@@ -79,6 +79,17 @@ def test_a_number_of_python_clips_if_it_is_a_limit_over_the_norm(
     assert (set(watch.before), set(watch.scaled)) == (clipped, scaled)
 
 
+def test_sparse_gradients_may_be_assigned(parameters: Parameters) -> None:
+    parameters[0].grad = torch.full((4,), 1.5).to_sparse()
+    watch = watched(parameters)
+
+    parameters[0].grad = parameters[0].grad.coalesce() * 0.5
+    watch.pause()
+    watch.see_replaced()
+
+    assert (watch.has_clipped, watch.before) == (False, {})
+
+
 def test_gradients_that_are_written_over_are_complete_after_that(parameters: Parameters) -> None:
     watch = watched(parameters)
 

@@ -252,6 +252,8 @@ class GradientWatch(dispatch.TorchDispatchMode):
         if name in self._done:
             return
         a, b = local_of(before), local_of(after)
+        if a.layout != torch.strided or b.layout != torch.strided:
+            return  # clipping of sparse gradients is not seen
         if is_limited:
             self._keep({name: before.clone()})
         elif a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b):
