@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 _SCRIPT = """\
-import os, sys
+import math, os, sys
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -27,7 +27,11 @@ torch.manual_seed(0)
 net = nn.Sequential(nn.Linear(6, 16), nn.Tanh(), nn.Linear(16, 3))
 is_wrapped = world > 1 and not variant.startswith("reduced_by_hand")
 model = DistributedDataParallel(net) if is_wrapped else net
-optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2, foreach=False)
+trained = list(net.parameters())
+if variant == "second_optimizer_alone":
+    body = torch.optim.SGD(trained[:2], lr=0.1)
+    trained = trained[2:]
+optimizer = torch.optim.AdamW(trained, lr=1e-2, foreach=False)
 inputs, labels = torch.randn(96, 6), torch.randint(0, 3, (96,))
 MAX_NORM, is_second = 0.1, rank == 1
 
@@ -106,12 +110,36 @@ for step in range(4):
             dist.all_reduce(square)
         for g in gradients():
             g *= torch.clamp(MAX_NORM / square.sqrt(), max=1.0)
+    if variant == "logged_before_the_mean":
+        for g in gradients() if world > 1 else ():
+            g *= world  # the ranks' sum
+        print("norm", torch.stack([g.norm() for g in gradients()]).norm().item() / world)
+        for g in gradients():
+            g /= world
+    if variant == "logged_on_first_rank_and_scaled":
+        if rank == 0:
+            print("norm", torch.stack([g.norm() for g in gradients()]).norm().item())
+        for g in gradients():
+            g *= 0.0123
+    if variant == "norm_of_parts_in_python":
+        own = torch.cat([g.flatten() for g in gradients()[rank::world]]).norm().item()
+        square = torch.tensor(own**2, dtype=torch.float64)
+        if world > 1:
+            dist.all_reduce(square)
+        for g in gradients():
+            g.mul_(min(1.0, MAX_NORM / math.sqrt(float(square))))
+    if variant == "second_optimizer_alone":
+        body.step()
+        head = gradients()[2:]
+        norm = torch.stack([g.norm() for g in head]).norm()
+        for g in head:
+            g.mul_(MAX_NORM / 2 / norm)
     if variant == "by_torch_and_zeroed_on_rank_1":
         nn.utils.clip_grad_norm_(net.parameters(), MAX_NORM)
         if is_second:
             net[0].weight.grad.zero_()
     optimizer.step()
-    optimizer.zero_grad()
+    net.zero_grad()
 """
 
 #: Gradients are sums over ranks until the optimizer reads them.
@@ -177,6 +205,10 @@ def gradients_of(folder: Path, run: str) -> set[str]:
         ("reduced_by_hand", True),
         ("reduced_by_hand_as_one", True),
         ("reduced_by_hand_after_log", True),
+        ("logged_before_the_mean", False),
+        ("logged_on_first_rank_and_scaled", False),
+        ("norm_of_parts_in_python", True),
+        ("second_optimizer_alone", True),
     ],
 )
 def test_right_clipping_conforms(tmp_path: Path, variant: str, is_clipped: bool) -> None:

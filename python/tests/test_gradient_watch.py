@@ -56,6 +56,41 @@ def test_a_constant_factor_completes_gradients(parameters: Parameters) -> None:
     assert (watch.has_clipped, watch.before, watch.norm()) == (False, {}, None)
 
 
+@pytest.mark.parametrize(
+    ("limit", "is_clipped"), [(1.0, True), (0.25, True), (0.1234567, False), (1.654321, False)]
+)
+@pytest.mark.parametrize("is_in_place", [True, False])
+def test_a_number_of_python_clips_if_it_is_a_limit_over_the_norm(
+    parameters: Parameters, limit: float, is_clipped: bool, is_in_place: bool
+) -> None:
+    watch = watched(parameters)
+
+    norms = [p.grad.norm() for p in parameters]  # type: ignore[union-attr]
+    norm = torch.stack(norms).norm().item()
+    for p in parameters:
+        if is_in_place:
+            p.grad *= limit / norm  # type: ignore[operator]
+        else:
+            p.grad = p.grad * (limit / norm)  # type: ignore[operator]
+    watch.pause()
+    watch.see_replaced()
+
+    clipped, scaled = ({"0", "1"}, set()) if is_clipped else (set(), {"0", "1"})
+    assert watch.has_clipped == is_clipped
+    assert (set(watch.before), set(watch.scaled)) == (clipped, scaled)
+
+
+def test_sparse_gradients_may_be_assigned(parameters: Parameters) -> None:
+    parameters[0].grad = torch.full((4,), 1.5).to_sparse()
+    watch = watched(parameters)
+
+    parameters[0].grad = parameters[0].grad.coalesce() * 0.5
+    watch.pause()
+    watch.see_replaced()
+
+    assert (watch.has_clipped, watch.before) == (False, {})
+
+
 def test_gradients_that_are_written_over_are_complete_after_that(parameters: Parameters) -> None:
     watch = watched(parameters)
 

@@ -68,6 +68,12 @@ def batch(step):
         return data[rows], tags[rows]
     x, y = data[step * size : (step + 1) * size], tags[step * size : (step + 1) * size]
     x, y = x[rank::world], y[rank::world]
+    if variant == "filled" and world > 1:
+        x, y = data[step * 7 : step * 7 + 7], tags[step * 7 : step * 7 + 7]
+        x, y = torch.cat([x, x[:1]]), torch.cat([y, torch.full_like(y[:1], -100)])
+        x, y = x[rank::world], y[rank::world]
+    elif variant == "filled":
+        x, y = data[step * 7 : step * 7 + 7], tags[step * 7 : step * 7 + 7]
     if variant == "by_hand_empty":
         if step == 1 and world > 1:  # the batch of one rank is empty
             x, y = data[size : 2 * size], tags[size : 2 * size]
@@ -259,6 +265,7 @@ def test_replicas_that_train_apart_need_no_samples_of_the_reference(tmp_path: Pa
         ("padded_right", 3),  # the single process pads to another length
         ("padded_left", 3),
         ("uneven_dropped", 3),
+        ("filled", 3),  # a sample without labels fills the batches of all ranks
         ("by_hand_empty", 3),
         ("step_after_clearing", 3),
         ("step_on_first_rank_and_sent", 4),  # ranks that do not step have no state to compare

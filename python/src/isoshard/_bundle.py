@@ -132,6 +132,7 @@ def write_rank(
       records;
     - `passes`, micro-batch and rows of each input's forward passes (_micro_batches.passes_of);
     - `own_norm`, whether the script has computed the gradient norm itself;
+    - `scaled`, the last factors of gradients that are no known limit over a norm (_settle);
     - `labels` and `losses` of the passes (_means);
     - `sites`, the lines of the script that made tensors (_call_sites);
     - `buffers`, fingerprints of those that a recording begins with (_buffers);

@@ -4,12 +4,14 @@
 What a script does to gradients after backward completes them, or clips them. It completes them if
 it reduces them over ranks, or divides them by a count of tokens. It clips them if it multiplies
 them with a number that it has computed from the gradients themselves, or limits their elements to
-a range. The gradient before the first clipping is what `before` keeps; whatever completes a
-gradient after that makes it part of backward again.
+a range. The arithmetic of Python is not seen: its number clips if its product with a norm that
+Python has read has at most two digits, as limits have. The gradient before the first clipping is
+what `before` keeps; whatever completes a gradient after that makes it part of backward again.
 """
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -43,6 +45,11 @@ _OF_FACTORS = (
 #: Roundings by which two elements with the same factor may differ.
 _ROUNDINGS = 8
 _GRADIENT_OF = operator.attrgetter("grad")
+#: What scripts add to a norm that they divide by.
+_ADDED = (0.0, 1e-6, 1e-8, 1e-12)
+#: A relative error that does not tell one limit from another, and how many of the last numbers that
+#: were computed from gradients are looked at.
+_TOO_COARSE, _LAST = 1e-4, 4
 
 
 class GradientWatch(dispatch.TorchDispatchMode):
@@ -76,7 +83,9 @@ class GradientWatch(dispatch.TorchDispatchMode):
         self._norms: list[torch.Tensor] = []  # by which gradients were multiplied
         self._limited: Any = WeakIdKeyDictionary()  # gradients with limited elements, elsewhere
         self._numbers: list[torch.Tensor] = []  # of those that were derived, kept alive
-        self._read: list[torch.Tensor] = []  # those that Python has read
+        self._read: list[tuple[torch.Tensor, float]] = []  # those that Python has read
+        #: The last factors of gradients that are no known limit over a norm, by name.
+        self.scaled: dict[str, float] = {}
         self._done: set[str] = set()  # gradients whose clipping is recorded already
         self._looks = False
 
@@ -93,7 +102,7 @@ class GradientWatch(dispatch.TorchDispatchMode):
     def end(self) -> None:
         """Looks no more, and forgets what it has seen."""
         self.pause()
-        self.before, self._known, self._places = {}, {}, {}
+        self.before, self._known, self._places, self.scaled = {}, {}, {}, {}
         self._held, self._last = {}, []
         self._limited, self._done, self.has_clipped = WeakIdKeyDictionary(), set(), False
         self._forget_numbers()
@@ -208,12 +217,14 @@ class GradientWatch(dispatch.TorchDispatchMode):
         if name in _LIMITS:
             self._keep(held)
         elif name in _SCALINGS and all(_is_number(other) for other in others):
+            changed = {n: t for n, t in held.items() if self._differs(n, t)}
+            if not any(isinstance(other, torch.Tensor) for other in others):
+                for each, tensor in changed.items():
+                    self._settle(each, tensor, self._known[each])
+                return
             sources = self._sources_of(others)
-            changed = {n: t for n, t in held.items() if self._differs(n, t)} if sources else {}
-            # Python may have read a norm for a log, and divide by the number of ranks, which is 1.
-            if changed or any(isinstance(other, torch.Tensor) for other in others):
-                self._norms += sources if held else []
-            self._keep(changed)
+            self._norms += sources if held else []
+            self._keep(changed if sources else {})
         elif name.startswith("_amp_"):
             return  # it takes the loss scale out
         else:
@@ -222,30 +233,51 @@ class GradientWatch(dispatch.TorchDispatchMode):
                 self._settle(each, tensor, self._known[each], is_limited=limited)
 
     def _sources_of(self, factors: list[Any]) -> list[torch.Tensor]:
-        """The norms from which factors may have been computed; none if they are no such numbers."""
+        """The norms from which factors have been computed; none if they are no such numbers."""
         tensors = [factor for factor in factors if isinstance(factor, torch.Tensor)]
-        found = [n for n in map(self._derived.get, tensors) if n is not None]
-        return found if tensors else list(self._read)
+        return [n for n in map(self._derived.get, tensors) if n is not None]
+
+    def _may_clip(self, factor: float, error: float) -> bool:
+        """Whether a factor is what Python has read, or is a limit over a norm."""
+        if error > _TOO_COARSE:
+            return False
+        read = [value for _, value in self._read]
+        norms = [float(local_of(number)) for number in self._numbers[-_LAST:]]
+        if read:
+            norms += [read[-1], math.hypot(*read), math.sqrt(abs(math.fsum(read)))]
+        is_read = any(math.isclose(factor, value, rel_tol=error) for value in [*read, *norms])
+        return is_read or any(
+            _is_limit(factor * (norm + added), error) for norm in norms for added in _ADDED
+        )
 
     def _settle(
-        self, name: str, before: torch.Tensor, after: torch.Tensor, *, is_limited: bool = False
+        self,
+        name: str,
+        before: torch.Tensor,
+        after: torch.Tensor,
+        *,
+        is_limited: bool = False,
     ) -> None:
         """A gradient was written over: by itself times one factor, by its limited self, or anew."""
         is_limited = is_limited or after in self._limited
         if name in self._done:
             return
         a, b = local_of(before), local_of(after)
+        if a.layout != torch.strided or b.layout != torch.strided:
+            return  # clipping of sparse gradients is not seen
         if is_limited:
             self._keep({name: before.clone()})
         elif getattr(before, "placements", None) != getattr(after, "placements", None):
             self._drop([name])  # it was added up over ranks
         elif a.shape == b.shape and a.dtype == b.dtype and torch.equal(a, b):
             return
-        elif (self._numbers or self._read) and _is_scaled(a, b):
-            self._norms += self._read
+        elif (factor := _factor_of(a, b)) is None:
+            self._drop([name])
+        elif self._may_clip(factor, _error_of(a, b)):
+            self._norms += [norm for norm, _ in self._read]
             self._keep({name: before.clone()})
         else:
-            self._drop([name])
+            self.scaled[name] = factor
 
     def _differs(self, name: str, held: torch.Tensor) -> bool:
         return not torch.equal(local_of(held), local_of(self._known[name]))
@@ -263,6 +295,7 @@ class GradientWatch(dispatch.TorchDispatchMode):
         found = [name for name in names if name not in self._done]
         for name in found:
             self.before.pop(name, None)
+            self.scaled.pop(name, None)
         if found:
             self._forget_numbers()
             self.has_clipped = bool(self.before or self._done)
@@ -274,7 +307,7 @@ class GradientWatch(dispatch.TorchDispatchMode):
         name = _name_of(func)
         if name == "_local_scalar_dense":
             if tensors[0].is_floating_point() and tensors[0] in self._derived:
-                self._read.append(self._derived[tensors[0]])
+                self._read.append((self._derived[tensors[0]], float(outputs)))
             return
         limits = name in _LIMITS or any(t in self._limited for t in tensors)
         numbers = [t for t in tensors if t in self._derived and t.numel() == 1]
@@ -349,11 +382,21 @@ def _is_number(value: Any) -> bool:
     return not isinstance(value, torch.Tensor) or value.numel() == 1
 
 
-def _is_scaled(before: torch.Tensor, after: torch.Tensor) -> bool:
-    """Whether all elements have changed by one factor."""
+def _factor_of(before: torch.Tensor, after: torch.Tensor) -> float | None:
+    """The factor by which all elements have changed, if they have one."""
     if before.shape != after.shape or not before.numel() or not before.is_floating_point():
-        return False
+        return None
     a, b = before.double(), after.double()
     factor = (a * b).sum() / (a * a).sum()
-    allowed = _ROUNDINGS * max(torch.finfo(t.dtype).eps for t in (before, after))
-    return bool(((b - factor * a).abs() <= allowed * (factor * a).abs()).all())
+    allowed = _error_of(before, after)
+    is_one = bool(((b - factor * a).abs() <= allowed * (factor * a).abs()).all())
+    return float(factor) if is_one else None
+
+
+def _error_of(before: torch.Tensor, after: torch.Tensor) -> float:
+    return _ROUNDINGS * float(max(torch.finfo(t.dtype).eps for t in (before, after)))
+
+
+def _is_limit(number: float, error: float) -> bool:
+    """Whether a number has at most two digits, but for roundings."""
+    return math.isclose(number, float(f"{number:.1e}"), rel_tol=error)

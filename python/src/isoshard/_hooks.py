@@ -648,6 +648,7 @@ class Hooks:
             names = {self._names[id(p)] for p in held if id(p) in self._names}
         self.watch.see_replaced()
         self._record_gradients(names)
+        self.recorder.scaled.update({self._rename(n): f for n, f in self.watch.scaled.items()})
         self._record_clipped(names)
 
     def _refuse_replaced(self) -> None:
@@ -680,6 +681,7 @@ class Hooks:
         self.recorder.has_no_gradients = not self._recorded  # other ranks may have them
         if len(self._unused) <= self._micro:
             self.recorder.forget_micro_batches(self._unused)
+        self.recorder.complete_clipped()
         self._record_buffers()
         self.recorder.end_update()
         self._begin_anew()

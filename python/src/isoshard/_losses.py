@@ -61,18 +61,35 @@ def wrong_losses(reference: Path, run: Path) -> list[Cause]:
 
     Only the first step in which the loss differs is looked at: later ones follow from it.
     """
-    mesh = mesh_of_bundle(run)
     known = _bundle.read_manifest(run)["steps"]
     for step in (s for s in _bundle.read_manifest(reference)["steps"] if s in known):
-        wanted = _loss_of(reference, step, [0])
-        losses = [_loss_of(run, step, _ranks_of_share(mesh, head)) for head in heads_of(mesh)]
-        own = [loss for loss in losses if loss is not None]
-        if wanted is None or len(own) < len(losses):
+        found = _losses_of(reference, run, step)
+        if found is None:
             return []
-        whole = sum(own) / (1 if _is_sum(run, step) else len(own))
-        if not abs(whole - wanted) <= _LEAST * abs(wanted):
-            return _wrong_losses(reference, run, step, wanted)
+        if not _are_equal(*found):
+            return _wrong_losses(reference, run, step, found[0])
     return []
+
+
+def has_same_loss(reference: Path, run: Path, step: int) -> bool:
+    """Whether the ranks' losses are known to make that of the single process."""
+    found = _losses_of(reference, run, step)
+    return found is not None and _are_equal(*found)
+
+
+def _losses_of(reference: Path, run: Path, step: int) -> tuple[float, float] | None:
+    """The loss of the single process and that of all ranks; None where one is not known."""
+    mesh = mesh_of_bundle(run)
+    wanted = _loss_of(reference, step, [0])
+    losses = [_loss_of(run, step, _ranks_of_share(mesh, head)) for head in heads_of(mesh)]
+    own = [loss for loss in losses if loss is not None]
+    if wanted is None or len(own) < len(losses):
+        return None
+    return wanted, sum(own) / (1 if _is_sum(run, step) else len(own))
+
+
+def _are_equal(wanted: float, whole: float) -> bool:
+    return abs(whole - wanted) <= _LEAST * abs(wanted)
 
 
 def _wrong_losses(reference: Path, run: Path, step: int, wanted: float) -> list[Cause]:
@@ -236,7 +253,7 @@ def _micros_of(content: dict[str, Any], samples: int) -> list[int]:
 def _is_sum(run: Path, step: int) -> bool:
     """Whether the ranks' losses are summands of the whole."""
     records = _bundle.read_records(run, step, 0)["records"]
-    loss = next((r for r in records if _is(r, "scalar", "loss")), {})
+    loss: dict[str, Any] = next((r for r in records if _is(r, "scalar", "loss")), {})
     return any(p.get("reduction") == "sum" for p in loss.get("placements", []))
 
 

@@ -20,6 +20,7 @@ import torch
 
 from . import _bundle
 from ._data import CauseId, Finding
+from ._losses import has_same_loss
 from ._mesh import Mesh
 from ._safetensors import bytes_of
 from ._sample_sets import REPLAYED_AXES, heads_of, inputs_of, mesh_of_bundle
@@ -275,7 +276,7 @@ class _Samples:
     """The samples of a step: whose they are, and which are missing, cut or too many."""
 
     def __init__(self, reference: Path, run: Path, step: int, mesh: Mesh) -> None:
-        self.reference, self.step, self.mesh = reference, step, mesh
+        self.reference, self.run, self.step, self.mesh = reference, run, step, mesh
         self.wanted: list[Sample] = []
         self.of_ranks: dict[int, list[Sample]] = {}
         self.cut: list[_Cut] = []
@@ -312,9 +313,12 @@ class _Samples:
         self.missing = free
 
     def parting(self) -> Parting | None:
-        """What is wrong, if it is known that something is."""
+        """What is wrong, if it is known that something is.
+
+        Samples that count nothing, such as those without labels, may differ: the loss is the same.
+        """
         finding = self._shortened() or self._left_out() or self._added()
-        if finding is None:
+        if finding is None or has_same_loss(self.reference, self.run, self.step):
             return None
         return Parting(finding, self.step, _begin_of(self.step))
 

@@ -7,7 +7,7 @@ import os
 import time
 import uuid
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -143,6 +143,7 @@ class Recorder:
         #: Whether norms are recorded that the script computes itself; _settle must see the bundle.
         self.takes_own_norms = False
         self.has_own_norm = False  # whether the current step has one
+        self.scaled: dict[str, float] = {}  # factors of its gradients (GradientWatch.scaled)
         self._is_updated = False  # whether the current step has been made
         self._journal: dict[str, Any] | None = None  # of the current step, once it has been made
         self.run = self._agree_on_run()
@@ -411,6 +412,9 @@ class Recorder:
         notes: dict[str, Any] = {"unread": self._unread} if self._unread else {}
         if self.has_own_norm:
             notes["own_norm"], self.has_own_norm = True, False
+        if self.scaled:
+            notes["scaled"] = self.scaled
+        self.scaled = {}
         if self._unfinished:
             notes["unfinished"] = self._unfinished
         if self.world_size > 1 and self.backward_passes:
@@ -432,7 +436,7 @@ class Recorder:
         """Forgets these forward passes: all of the current step but for what it begins with."""
         self._unread += passes
         self.labels.forget()
-        self.has_own_norm = False
+        self.has_own_norm, self.scaled = False, {}
         self.sites.take()
         self._entries = [e for e in self._entries if e.record["kind"] == "param"]
         self._calls = {key: n for key, n in self._calls.items() if key[0] == "param"}
@@ -446,6 +450,19 @@ class Recorder:
 
         self._entries = [e for e in self._entries if is_kept(e.record["kind"], e.record["name"])]
         self._calls = {key: n for key, n in self._calls.items() if is_kept(*key)}
+
+    def complete_clipped(self) -> None:
+        """Adds the gradients that an optimizer has read unclipped before others were clipped.
+
+        A step has records of all of its gradients as the optimizers read them, or of none.
+        """
+        gradients = {e.record["name"]: e for e in self._entries if e.record["kind"] == "grad"}
+        if not any(name.endswith(_bundle.CLIPPED) for name in gradients):
+            return
+        for name, entry in gradients.items():
+            whole = name.removesuffix(_bundle.CLIPPED) + _bundle.CLIPPED
+            if whole not in gradients:
+                self._entries.append(replace(entry, record={**entry.record, "name": whole}))
 
     def forget_micro_batches(self, numbers: Collection[int]) -> None:
         """Forgets what these micro-batches of the current step have recorded."""

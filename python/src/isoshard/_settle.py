@@ -201,7 +201,8 @@ _Records = dict[str, dict[str, Any]]  # by KIND/NAME/CALL
 def _settle_clipped(wanted: _Rank, ranks: Sequence[_Rank]) -> None:
     """Adds the gradients that the optimizer reads on ranks that have clipped none.
 
-    They are recorded only where they were clipped. Elsewhere they are the gradients themselves.
+    They are recorded only where they were clipped. Elsewhere they are the gradients themselves, but
+    for a factor that the rank knows no norm of: it clips if the reference does.
     The number that ranks clip by is no norm if it is none in the reference.
     """
     if not _has(wanted, _NORM):
@@ -213,9 +214,16 @@ def _settle_clipped(wanted: _Rank, ranks: Sequence[_Rank]) -> None:
         if rank in having:
             continue
         gradients = [record for record in rank.content["records"] if record["kind"] == "grad"]
+        known = wanted.content.get("scaled", {})  # they complete gradients there
+        scaled = {n: f for n, f in rank.content.get("scaled", {}).items() if n not in known}
+        norms = [r for r in wanted.content["records"] if _name_of(r) == _NORM]
+        if scaled and not _has(rank, _NORM):
+            rank.add(wanted, norms)
         for record in gradients:
             tensor = rank.tensor(record)
             assert tensor is not None
+            if record["name"] in scaled:
+                rank.changed[_name_of(record)] = tensor / scaled[record["name"]]
             added = {**record, "name": record["name"] + _bundle.CLIPPED}
             rank.content["records"].append(added)
             rank.changed[_name_of(added)] = tensor
