@@ -66,7 +66,7 @@ std::string command_that_fits(const BenchPlan& plan, double usable) {
   return "take fewer processes or shorter samples";
 }
 
-/// Of the ranks, those that run on this machine.
+/// The share of the ranks that run on this machine.
 double share_of_ranks_here(const Case& item) {
   const Peers* const peers = default_launcher().peers();
   if (peers == nullptr || num_processes(item) == 1) return 1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a rank of fsdp_tp holds is what docs/reference/subjects.md predicts.
+// A rank of fsdp_tp holds what docs/reference/subjects.md predicts.
 #include <ATen/ATen.h>
 #include <fmt/format.h>
 #include <gtest/gtest.h>

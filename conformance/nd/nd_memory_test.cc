@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a stage keeps for its backward is what docs/reference/subjects.md predicts.
+// A stage keeps for its backward what docs/reference/subjects.md predicts.
 #include <ATen/ATen.h>
 #include <c10/core/CPUAllocator.h>
 #include <fmt/format.h>

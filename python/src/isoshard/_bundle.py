@@ -319,11 +319,9 @@ def write_part(
     manifest = read_manifest(directory)
     steps = []
     for step in manifest["steps"]:
-        ranks = [
-            int(path.stem.removeprefix("rank"))
-            for path in sorted(step_folder(directory, step).glob("*.json"))
-        ]
-        contents = {rank: read_records(directory, step, rank) for rank in ranks}
+        contents = {
+            rank: read_records(directory, step, rank) for rank in ranks_of_step(directory, step)
+        }
         if not any(keeps(step, r) for content in contents.values() for r in content["records"]):
             continue
         steps.append(step)
@@ -346,8 +344,7 @@ def with_inputs_alone(directory: Path, target: Path) -> Path:
     """A copy of a bundle that has nothing but its inputs, each as its rank has it."""
     manifest = read_manifest(directory)
     for step in manifest["steps"]:
-        for path in sorted(step_folder(directory, step).glob("*.json")):
-            rank = int(path.stem.removeprefix("rank"))
+        for rank in ranks_of_step(directory, step):
             fields = ("kind", "name", "call", "dtype", "local_shape")
             records = [
                 {**{field: r[field] for field in fields}, "global_shape": r["local_shape"]}
@@ -423,6 +420,18 @@ def checked(directory: Path) -> Iterator[None]:
             f"got {type(error).__name__}: {error} in reading {directory}. "
             "Ask isoshard bundle check about it."
         ) from error
+
+
+def ranks_of_step(directory: Path, step: int) -> list[int]:
+    """The ranks that have files of a step, in order."""
+    paths = step_folder(directory, step).glob("*.json")
+    return sorted(int(path.stem.removeprefix("rank")) for path in paths)
+
+
+def grad_scale_of(record: dict[str, Any]) -> float:
+    """The number by which a recorded gradient must be divided, which may be a hexadecimal text."""
+    value = record.get("grad_scale", 1)
+    return float.fromhex(value) if isinstance(value, str) else float(value)
 
 
 def read_records(directory: Path, step: int, rank: int) -> dict[str, Any]:

@@ -34,8 +34,7 @@ def read_call_sites(directory: Path) -> dict[str, str]:
     """The site of each recorded tensor of a bundle that has one, by STEP/KIND/NAME/CALL."""
     found: dict[str, str] = {}
     for step in _bundle.read_manifest(directory)["steps"]:
-        for path in sorted(_bundle.step_folder(directory, step).glob("*.json")):
-            rank = int(path.stem.removeprefix("rank"))
+        for rank in _bundle.ranks_of_step(directory, step):
             content = _bundle.read_records(directory, step, rank)
             sites: dict[str, str] = content.get("sites", {})
             if not sites:

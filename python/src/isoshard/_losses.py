@@ -189,7 +189,7 @@ def _share_of(
             if set(own) != set(samples):
                 return None
             if kind == "activation_grad":
-                scale = _number(record.get("grad_scale", 1))
+                scale = _bundle.grad_scale_of(record)
             micros = micros or _micros_of(content, len(samples))
         parts[kind] = filled
     if samples is None or loss is None:
@@ -236,10 +236,6 @@ def _labels_of(run: Path, step: int, shares: Sequence[_Share]) -> list[int] | No
 
 def _is(record: dict[str, Any], kind: str, name: str) -> bool:
     return (record["kind"], record["name"], record["call"]) == (kind, name, 0)
-
-
-def _number(value: Any) -> float:
-    return float.fromhex(value) if isinstance(value, str) else float(value)
 
 
 def _micros_of(content: dict[str, Any], samples: int) -> list[int]:

@@ -138,7 +138,7 @@ class _Values:
             for path, rank in self._paths:
                 self._tensors.append(_bundle.read_tensors(path, self._step, rank))
             records = _bundle.read_records(self._paths[0][0], self._step, 0)["records"]
-            self._scales = {_name(r): _number(r.get("grad_scale", 1)) for r in records}
+            self._scales = {_name(r): _bundle.grad_scale_of(r) for r in records}
         name = f"{key[1]}/{key[2]}/{key[3]}"
         whole, *local = [self._tensors[i][name].double() for i in (0, *(r + 1 for r in ranks))]
         return [whole / self._scales.get(name, 1.0), *local]
@@ -146,10 +146,6 @@ class _Values:
 
 def _name(record: dict[str, Any]) -> str:
     return f"{record['kind']}/{record['name']}/{record['call']}"
-
-
-def _number(value: Any) -> float:
-    return float.fromhex(value) if isinstance(value, str) else float(value)
 
 
 @dataclass(frozen=True)
@@ -222,7 +218,7 @@ def _resolve_one(
         reference, *local = values.of(key, ranks)
         if list(reference.shape) != whole:  # a share, of a reference of several ranks
             layouts = layouts[:1]
-        scales = [_number(r.get("grad_scale", 1)) for r in present]
+        scales = [_bundle.grad_scale_of(r) for r in present]
         local = [tensor / scale for tensor, scale in zip(local, scales, strict=True)]
         if len(layouts) > 1:
             chosen = _nearest([_error(reference, local, layout, inner) for layout in layouts])

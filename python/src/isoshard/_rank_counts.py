@@ -23,7 +23,7 @@ from ._data import CauseId, Finding
 from ._losses import has_same_loss
 from ._mesh import Mesh
 from ._safetensors import bytes_of
-from ._sample_sets import REPLAYED_AXES, heads_of, inputs_of, mesh_of_bundle
+from ._sample_sets import REPLAYED_AXES, content_of, heads_of, mesh_of_bundle, samples_of
 from .errors import RunError
 
 Record = dict[str, Any]
@@ -285,8 +285,8 @@ class _Samples:
         axes = [axis for axis, degree in mesh.axes.items() if degree > 1]
         if mesh.data_degree == 1 or any(axis not in (*REPLAYED_AXES, "pp") for axis in axes):
             return  # another axis cuts samples
-        self.wanted = _samples(reference, step, 0)
-        self.of_ranks = {rank: _samples(run, step, rank) for rank in heads_of(mesh)}
+        self.wanted = samples_of(reference, step, 0)
+        self.of_ranks = {rank: samples_of(run, step, rank) for rank in heads_of(mesh)}
         self._match()
 
     def _match(self) -> None:
@@ -373,7 +373,7 @@ class _Samples:
         if not is_filled or not 0 < len(self.more) < self.mesh.data_degree:
             return None
         steps = [s for s in _bundle.read_manifest(self.reference)["steps"] if s <= self.step]
-        known = {_key(sample) for s in steps for sample in _samples(self.reference, s, 0)}
+        known = {_key(sample) for s in steps for sample in samples_of(self.reference, s, 0)}
         added = {_key(sample) for sample in self.more}
         if not added <= known:
             return None
@@ -405,18 +405,9 @@ class _Samples:
         return ""
 
 
-def _samples(directory: Path, step: int, rank: int) -> list[Sample]:
-    found: list[Sample] = []
-    for _, inputs in sorted(inputs_of(directory, step, rank).items()):
-        rows = len(next(iter(inputs.values()))) if inputs else 0
-        parts = {n: t for n, t in inputs.items() if t.ndim > 0 and len(t) == rows}
-        found += [{name: part[i] for name, part in parts.items()} for i in range(rows)]
-    return found
-
-
 def _key(sample: Sample) -> bytes:
     shapes = str([(name, list(row.shape)) for name, row in sample.items()])
-    return shapes.encode() + b"".join(bytes_of(row.contiguous()) for row in sample.values())
+    return shapes.encode() + content_of(sample)
 
 
 def _cut_of(rank: int, sample: Sample, whole: Sample) -> _Cut | None:

@@ -71,8 +71,8 @@ def _write_copy(run: Path, copy: Path, left_out: Sequence[Callable[[Record], boo
     missing = {
         f"{record['kind']}/{record['name']}"
         for step in _bundle.read_manifest(run)["steps"]
-        for path in sorted(_bundle.step_folder(run, step).glob("*.json"))
-        for record in _bundle.read_records(run, step, int(path.stem[len("rank") :]))["records"]
+        for rank in _bundle.ranks_of_step(run, step)
+        for record in _bundle.read_records(run, step, rank)["records"]
         if any(is_left_out(record) for is_left_out in left_out)
     }
     if not missing:

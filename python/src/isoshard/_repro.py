@@ -164,7 +164,7 @@ def _wrong_of(folder: Path, verdict: Mapping[str, Any], *, is_float64: bool) -> 
     if any(held[rank] is None for copy in places.copies for rank in copy):
         raise NotShown(f"the folder has no values of the {title}")
     record = records[min(records)]
-    factor = 1.0 / float(_number(record.get("grad_scale", 1.0)))
+    factor = 1.0 / _bundle.grad_scale_of(record)
     parts = {rank: tensor * factor for rank, tensor in held.items() if tensor is not None}
     right = right.double().reshape(places.shape)
     bound, bound_is, bound_from = _bound(folder, key, compared[0], right)

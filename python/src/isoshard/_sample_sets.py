@@ -78,15 +78,23 @@ def check_samples(own: Path, run: Path) -> list[Finding]:
     return []
 
 
-def _samples(directory: Path, step: int, rank: int) -> list[bytes]:
-    """Each sample of a rank's step: its rows of all inputs."""
-    found: list[bytes] = []
+def samples_of(directory: Path, step: int, rank: int) -> list[dict[str, torch.Tensor]]:
+    """Each sample of a rank's step: its row of each input, by the input's name."""
+    found: list[dict[str, torch.Tensor]] = []
     for _, inputs in sorted(inputs_of(directory, step, rank).items()):
         rows = len(next(iter(inputs.values()))) if inputs else 0
-        parts = [t for t in inputs.values() if t.ndim > 0 and len(t) == rows]
-        for i in range(rows):
-            found.append(b"".join(_safetensors.bytes_of(part[i].contiguous()) for part in parts))
+        parts = {n: t for n, t in inputs.items() if t.ndim > 0 and len(t) == rows}
+        found += [{name: part[i] for name, part in parts.items()} for i in range(rows)]
     return found
+
+
+def content_of(sample: dict[str, torch.Tensor]) -> bytes:
+    """The bytes of a sample's rows, one input after the other."""
+    return b"".join(_safetensors.bytes_of(row.contiguous()) for row in sample.values())
+
+
+def _samples(directory: Path, step: int, rank: int) -> list[bytes]:
+    return [content_of(sample) for sample in samples_of(directory, step, rank)]
 
 
 def describe_foreign(reference: Path, run: Path) -> list[str]:
